@@ -1,14 +1,16 @@
 //! The traces named on the command line.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, FileType};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource, printable, short_name};
 
 use crate::failure::Failure;
+use crate::same_file::{FileId, same_file};
 use crate::spool::Spool;
 
 /// Default limit on the stored bytes of standard input.
@@ -21,8 +23,7 @@ pub(crate) enum Input {
     Sample,
     /// Standard input, which can be read only once.
     Stdin,
-    /// A FIFO or a socket at this path, which can be read only once. A shell makes a FIFO of
-    /// `<(zstdcat t.zst)`.
+    /// A FIFO at this path, which can be read only once. A shell makes one of `<(zstdcat t.zst)`.
     Pipe(PathBuf),
     /// One of these two, stored for repeated reading.
     Spooled { name: String, spool: Spool },
@@ -41,21 +42,40 @@ impl Input {
         }
         let inputs: Vec<Self> = paths.iter().map(|path| Self::of(path)).collect();
         for (index, (input, path)) in inputs.iter().zip(paths).enumerate() {
-            if !input.is_reusable() && inputs.iter().take(index).any(|other| other == input) {
+            let mut earlier = inputs.iter().take(index);
+            if earlier.any(|other| other.is_same_stream(input)) {
                 return Err(Failure::SameOnce(path.clone()));
             }
         }
         Ok(inputs)
     }
 
-    /// Returns the input for one argument; `-` is standard input.
+    /// Returns the input for one argument. `-` is standard input, and so is the path of a FIFO or
+    /// a socket that standard input has open, such as `/dev/stdin`.
     pub(crate) fn of(path: &Path) -> Self {
         if path == OsStr::new("-") {
+            return Self::Stdin;
+        }
+        let Ok(about) = fs::metadata(path) else {
+            return Self::File(path.to_owned());
+        };
+        let kind = about.file_type();
+        // A socket cannot be opened through its path.
+        if (kind.is_fifo() || kind.is_socket()) && is_standard_input(&about) {
             Self::Stdin
-        } else if fs::metadata(path).is_ok_and(|about| is_stream(about.file_type())) {
+        } else if kind.is_fifo() {
             Self::Pipe(path.to_owned())
         } else {
             Self::File(path.to_owned())
+        }
+    }
+
+    /// Returns true if both inputs are the same stream, whose bytes only one of them reads.
+    fn is_same_stream(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Stdin, Self::Stdin) => true,
+            (Self::Pipe(one), Self::Pipe(other)) => same_file(one, other),
+            _ => false,
         }
     }
 
@@ -181,8 +201,11 @@ impl Input {
     }
 }
 
-fn is_stream(kind: FileType) -> bool {
-    kind.is_fifo() || kind.is_socket()
+/// Returns true if `about` describes the file that standard input has open.
+fn is_standard_input(about: &Metadata) -> bool {
+    let descriptor = io::stdin().as_fd().try_clone_to_owned();
+    let open = descriptor.and_then(|descriptor| File::from(descriptor).metadata());
+    open.is_ok_and(|open| FileId::of(&open) == FileId::of(about))
 }
 
 #[cfg(test)]

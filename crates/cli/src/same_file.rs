@@ -1,11 +1,25 @@
 //! Compares paths by the files that they name.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 /// Device and inode of a file.
-type FileId = (u64, u64);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// Returns the identity of a file.
+    pub(crate) fn of(about: &Metadata) -> Self {
+        Self {
+            device: about.dev(),
+            inode: about.ino(),
+        }
+    }
+}
 
 /// Returns true if both paths name the same file, also through links. Paths of missing files name
 /// the same file if they have one file name in one directory.
@@ -22,8 +36,7 @@ pub(crate) fn same_file(one: &Path, other: &Path) -> bool {
 
 /// Returns the identity of the file at `path`; `None` if it cannot be read.
 fn id(path: &Path) -> Option<FileId> {
-    let about = fs::metadata(path).ok()?;
-    Some((about.dev(), about.ino()))
+    fs::metadata(path).ok().as_ref().map(FileId::of)
 }
 
 /// Returns true if the directories of both paths exist and are the same.

@@ -2,9 +2,9 @@
 //! with the process, however it ends.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek};
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use crate::failure::Failure;
@@ -30,9 +30,8 @@ impl Spool {
         let (path, mut file) = private_temp_file()?;
         // After the removal only this process can access the file.
         fs::remove_file(&path).map_err(Failure::io(&path))?;
-        let mut stream = stream.take(limit.saturating_add(1));
-        let copied = io::copy(&mut stream, &mut file).map_err(Failure::io(&path))?;
-        match copied > limit {
+        let stream = BufReader::with_capacity(1 << 16, stream.take(limit.saturating_add(1)));
+        match copy(stream, Path::new(name), &mut file, &path)? > limit {
             true => Err(Failure::Spool {
                 name: name.to_owned(),
                 limit,
@@ -52,6 +51,29 @@ impl Spool {
             Ok(file)
         };
         open().map_err(Failure::io(&std::env::temp_dir()))
+    }
+}
+
+/// Copies `from` to its end and returns the number of bytes. An error has the path of the side that
+/// failed.
+fn copy(
+    mut from: impl BufRead,
+    from_path: &Path,
+    to: &mut File,
+    to_path: &Path,
+) -> Result<u64, Failure> {
+    let mut copied = 0;
+    loop {
+        let block = match from.fill_buf() {
+            Ok([]) => return Ok(copied),
+            Ok(block) => block,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(Failure::io(from_path)(error)),
+        };
+        to.write_all(block).map_err(Failure::io(to_path))?;
+        let bytes = block.len();
+        from.consume(bytes);
+        copied += bytes as u64;
     }
 }
 

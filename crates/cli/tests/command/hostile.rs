@@ -1,6 +1,9 @@
 //! Traces that mean harm: an error that names the limit and its option, or bounded memory.
 
+use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 
 use crate::{Scratch, failed, program, ringfence, root, succeeded};
@@ -162,10 +165,43 @@ fn a_fifo_is_kept_up_to_a_limit() {
         let error = failed(&run(&fifo, &["--max-spool", &most]), 1);
         assert!(error.contains("t exceeds the"), "{error}");
     }
-    let twice = [&["compare", "--repeat", "0"][..], &[&fifo, &fifo]].concat();
-    assert!(failed(&ringfence(&twice), 2).contains("name it once"));
-    let twice = crate::ringfence_with(&["compare", "-", "-"], b"");
-    assert!(failed(&twice, 2).contains("name it once"));
+    for other in [&fifo, &scratch.path("./t")] {
+        let twice = [&["compare", "--repeat", "0"][..], &[&fifo, other]].concat();
+        assert!(failed(&ringfence(&twice), 2).contains("name it once"));
+    }
+    for names in [["-", "-"], ["-", "/dev/stdin"], ["/proc/self/fd/0", "-"]] {
+        let twice = crate::ringfence_with(&[&["compare"][..], &names].concat(), b"");
+        assert!(failed(&twice, 2).contains("name it once"), "{names:?}");
+    }
+}
+
+/// A parent such as ssh passes a socket, which no path opens.
+#[test]
+fn standard_input_may_be_a_socket() {
+    let text = map("d", 4096, 1);
+    for name in ["-", "/dev/stdin"] {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.write_all(text.as_bytes()).unwrap();
+        drop(ours);
+        let mut command = Command::new(program());
+        command.args(["compare", "--repeat", "0", "--modes", "riommu", name]);
+        command.stdin(OwnedFd::from(theirs));
+        succeeded(&command.output().unwrap());
+    }
+    let scratch = Scratch::new("socket");
+    let path = scratch.path("s");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let error = failed(&ringfence(&["compare", &path]), 1);
+    assert!(error.contains("No such device or address"), "{error}");
+}
+
+#[test]
+fn a_failed_read_of_standard_input_names_it() {
+    let directory = std::fs::File::open("/").unwrap();
+    let mut command = Command::new(program());
+    command.args(["size", "-"]).stdin(directory);
+    let error = failed(&command.output().unwrap(), 1);
+    assert!(error.contains("standard input: Is a directory"), "{error}");
 }
 
 /// trace-cmd prints what the recording makes it print; here it never stops.

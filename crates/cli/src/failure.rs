@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
 use ringfence_guest_harness::GuestError;
+use ringfence_lab::agreement::InconclusiveReason;
 use ringfence_lab::{LabError, ProfileError};
 use ringfence_report::{
     ComparisonError, ConditionError, DiffError, FailedCondition, IncomparableRow, ProfileFileError,
@@ -14,7 +15,9 @@ use ringfence_sweep::{EncodeError, PlanError};
 use ringfence_trace::{RecordError, TraceError};
 
 use crate::function_profiler::ProfilerError;
+use crate::interrupt::INTERRUPTED;
 use crate::output::{print_error_line, print_status};
+use crate::spool::SpoolLimit;
 
 /// Exit codes, as `--help` lists them.
 const ERROR: u8 = 1;
@@ -82,17 +85,31 @@ pub(crate) enum Failure {
         source: DiffError,
     },
     /// `--fail-if`: rows for which a condition holds.
-    #[error("a condition holds")]
+    #[error("--fail-if holds in {}", counted(.0.len(), "case", "cases"))]
     Held(Vec<FailedCondition>),
     /// `diff --max-regression`: rows that got worse.
-    #[error("rows got worse")]
+    #[error("{}", counted(.0.len(), "row got worse", "rows got worse"))]
     Worse(Vec<String>),
-    /// `attack`: cells whose outcome breaks a promise, or with `--fail-on-success` all successes.
-    #[error("attacks succeed")]
+    /// `attack`: unexpected outcomes in modes that promise at least own-pool safety. A refused
+    /// grant and a class without attempts are among them, so an attack need not have succeeded.
+    #[error(
+        "{}",
+        counted(
+            .0.len(),
+            "unexpected outcome in a mode that promises safety",
+            "unexpected outcomes in modes that promise safety",
+        )
+    )]
+    Unexpected(Vec<String>),
+    /// `attack --fail-on-success`: the successes.
+    #[error("{}", counted(.0.len(), "attack succeeds", "attacks succeed"))]
     AttacksSucceed(Vec<String>),
-    /// `trace verify --from-boot`: an address differs, or the trace allows no conclusion.
+    /// `trace verify --from-boot`: an address differs.
     #[error("trace verify --from-boot: not all addresses agree")]
     Disagreement,
+    /// `trace verify --from-boot`: the trace allows no conclusion.
+    #[error("trace verify --from-boot: no conclusion: {0}")]
+    Inconclusive(InconclusiveReason),
     /// `trace judge`: a device could reach reallocated pages. The report is on standard output.
     #[error("trace judge: a device could reach reallocated pages")]
     PagesReached,
@@ -135,15 +152,12 @@ pub(crate) enum Failure {
     #[error("{} can be read only once; name it once", .0.display())]
     SameOnce(PathBuf),
     /// Standard input or a FIFO exceeds the limit on its stored bytes.
-    #[error(
-        "{name} exceeds the {limit} bytes that are stored to read it twice; name a file, or raise \
-        the limit with `--max-spool`"
-    )]
+    #[error("{name} exceeds the {limit} that are stored to read it twice; {}", limit.advice())]
     Spool {
         /// Name of the input.
         name: String,
-        /// The limit in bytes.
-        limit: u64,
+        /// The limit, which the text names with its unit.
+        limit: SpoolLimit,
     },
     /// The command line names traces, but no selected experiment reads traces.
     #[error("--trace requires X07, X22 or --all: no other experiment reads traces")]
@@ -164,13 +178,18 @@ pub(crate) enum Failure {
     Encode(#[from] EncodeError),
     /// `sweep`: number of failed tasks, whose rows give the reasons.
     #[error(
-        "{0} tasks failed; the column `error` of their files gives the reasons, and \
-        `--retry-failed` runs them again"
+        "{}; the column `error` gives the reason, and `--retry-failed` runs failed tasks again",
+        counted(*.0, "task failed", "tasks failed")
     )]
     TasksFailed(usize),
     /// The reader of standard output has closed the pipe, and the command has nothing else to do.
     #[error("output closed")]
     Closed,
+}
+
+/// Returns a number with the words for one thing or for several.
+fn counted(number: usize, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
 }
 
 fn failed_guests(number: usize) -> String {
@@ -228,20 +247,25 @@ impl Failure {
         ExitCode::from(match self {
             Self::Held(_)
             | Self::Worse(_)
+            | Self::Unexpected(_)
             | Self::AttacksSucceed(_)
             | Self::Disagreement
+            | Self::Inconclusive(_)
             | Self::PagesReached => CONDITION,
             Self::Condition(_)
             | Self::NotComparable(_)
             | Self::SameFile(_)
             | Self::Form { .. }
             | Self::Platform(_)
+            | Self::ReadTwice(_)
             | Self::SameOnce(_)
+            | Self::NoSuchTask { .. }
             | Self::NotApplicable { .. }
             | Self::OtherFamily(_)
             | Self::NoWorkload
             | Self::TraceUnread => USAGE,
             Self::Devices(_) => USAGE,
+            Self::Interrupted => INTERRUPTED,
             Self::Closed => 0,
             _ => ERROR,
         })
@@ -249,39 +273,135 @@ impl Failure {
 
     /// Reports the error on standard error.
     pub(crate) fn report(&self) {
+        if matches!(self, Self::Closed) {
+            return;
+        }
+        let rows = self.rows();
+        let mut line = self.line();
+        if !rows.is_empty() {
+            line.push(':');
+        }
+        print_status(&line);
+        for row in rows {
+            print_error_line(&format!("  {row}"));
+        }
+    }
+
+    /// Returns the error and its causes as one line.
+    fn line(&self) -> String {
+        let mut line = self.to_string();
+        let mut source = self.source();
+        while let Some(error) = source {
+            let text = error.to_string();
+            if !line.ends_with(&text) {
+                line.push_str(": ");
+                line.push_str(&text);
+            }
+            source = error.source();
+        }
+        line
+    }
+
+    /// Returns the rows that the error lists.
+    fn rows(&self) -> Vec<String> {
         match self {
-            Self::Closed => {}
-            Self::Held(rows) => {
-                print_status(&format!("--fail-if holds for {} of the rows:", rows.len()));
-                for row in rows {
-                    print_error_line(&format!("  {row}"));
-                }
-            }
-            Self::Worse(rows) => {
-                print_status(&format!("{} rows got worse:", rows.len()));
-                for row in rows {
-                    print_error_line(&format!("  {row}"));
-                }
-            }
-            Self::AttacksSucceed(cells) => {
-                print_status(&format!("{} attacks succeed:", cells.len()));
-                for cell in cells {
-                    print_error_line(&format!("  {cell}"));
-                }
-            }
-            _ => {
-                let mut line = self.to_string();
-                let mut source = self.source();
-                while let Some(error) = source {
-                    let text = error.to_string();
-                    if !line.ends_with(&text) {
-                        line.push_str(": ");
-                        line.push_str(&text);
-                    }
-                    source = error.source();
-                }
-                print_status(&line);
-            }
+            Self::Held(rows) => rows.iter().map(ToString::to_string).collect(),
+            Self::Worse(rows) | Self::Unexpected(rows) | Self::AttacksSucceed(rows) => rows.clone(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_state_what_happened() {
+        let held = || FailedCondition {
+            trace: "t".into(),
+            mode: "defer".into(),
+            condition: "maps>0".into(),
+            value: 1.0,
+        };
+        let rows = |number| vec!["row".to_owned(); number];
+        let spool = |bytes, option| Failure::Spool {
+            name: "stdin".into(),
+            limit: SpoolLimit { bytes, option },
+        };
+        for (failure, expected) in [
+            (Failure::Held(vec![held()]), "--fail-if holds in 1 case"),
+            // Two conditions may hold for one row.
+            (
+                Failure::Held(vec![held(), held()]),
+                "--fail-if holds in 2 cases",
+            ),
+            (Failure::Worse(rows(1)), "1 row got worse"),
+            (Failure::Worse(rows(2)), "2 rows got worse"),
+            (Failure::AttacksSucceed(rows(1)), "1 attack succeeds"),
+            (Failure::AttacksSucceed(rows(3)), "3 attacks succeed"),
+            (
+                Failure::Unexpected(rows(1)),
+                "1 unexpected outcome in a mode that promises safety",
+            ),
+            (
+                Failure::Unexpected(rows(2)),
+                "2 unexpected outcomes in modes that promise safety",
+            ),
+            (
+                Failure::Inconclusive(InconclusiveReason::LostEvents(2)),
+                &format!(
+                    "trace verify --from-boot: no conclusion: {}",
+                    InconclusiveReason::LostEvents(2)
+                ),
+            ),
+            (
+                Failure::TasksFailed(1),
+                "1 task failed; the column `error` gives the reason, and `--retry-failed` runs \
+                failed tasks again",
+            ),
+            (
+                spool(4 << 30, Some("--max-spool")),
+                "stdin exceeds the 4 GiB that are stored to read it twice; name a file, or raise \
+                the limit with `--max-spool`",
+            ),
+            (
+                spool(1000, None),
+                "stdin exceeds the 1000 bytes that are stored to read it twice; name a file",
+            ),
+        ] {
+            assert_eq!(failure.line(), expected);
+        }
+        assert_eq!(
+            Failure::Held(vec![held()]).rows(),
+            ["t, defer: maps>0 (it is 1)"]
+        );
+        assert_eq!(Failure::Unexpected(rows(2)).rows(), rows(2));
+    }
+
+    #[test]
+    fn equal_mistakes_have_equal_exit_codes() {
+        let path = || PathBuf::from("-");
+        for (failure, code) in [
+            (Failure::SameOnce(path()), USAGE),
+            (Failure::ReadTwice(path()), USAGE),
+            (
+                Failure::NoSuchTask {
+                    name: "x".into(),
+                    plan: path(),
+                },
+                USAGE,
+            ),
+            (Failure::TasksFailed(1), ERROR),
+            (Failure::Unexpected(Vec::new()), CONDITION),
+            (
+                Failure::Inconclusive(InconclusiveReason::LostEvents(1)),
+                CONDITION,
+            ),
+            (Failure::Interrupted, INTERRUPTED),
+            (Failure::Closed, 0),
+        ] {
+            assert_eq!(failure.exit_code(), ExitCode::from(code), "{failure}");
         }
     }
 }

@@ -11,10 +11,13 @@ use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource, printable, 
 
 use crate::failure::Failure;
 use crate::same_file::{FileId, same_file};
-use crate::spool::Spool;
+use crate::spool::{Spool, SpoolLimit};
 
-/// Default limit on the stored bytes of standard input.
-pub(crate) const SPOOL_LIMIT: u64 = 4 << 30;
+/// Limit on the stored bytes of standard input in commands without `--max-spool`.
+pub(crate) const SPOOL_LIMIT: SpoolLimit = SpoolLimit {
+    bytes: 4 << 30,
+    option: None,
+};
 
 /// Source of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,8 +91,8 @@ impl Input {
     /// [`is_reusable`](Self::is_reusable) is read to its end and stored.
     ///
     /// # Errors
-    /// It cannot be read or stored, or exceeds `limit` bytes.
-    pub(crate) fn reusable(self, limit: u64) -> Result<Self, Failure> {
+    /// It cannot be read or stored, or exceeds the limit.
+    pub(crate) fn reusable(self, limit: SpoolLimit) -> Result<Self, Failure> {
         let spool = match &self {
             Self::Stdin => Spool::of("standard input", io::stdin(), limit)?,
             Self::Pipe(path) => {

@@ -11,7 +11,7 @@ use std::process;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Exit code after a signal.
-const INTERRUPTED: i32 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Behaviour after a command's action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +108,7 @@ fn handle() {
         remove(path);
     }
     // The lock is held, so no other thread creates a file any more.
-    process::exit(INTERRUPTED);
+    process::exit(INTERRUPTED.into());
 }
 
 /// Removes a path. Errors cannot be reported here. A link is removed, never followed.

@@ -1,6 +1,7 @@
 //! Stores a stream in an unnamed temporary file, so that it can be read twice. The file disappears
 //! with the process, however it ends.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -8,6 +9,35 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use crate::failure::Failure;
+
+/// Limit on the stored bytes of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SpoolLimit {
+    /// Maximum number of bytes.
+    pub bytes: u64,
+    /// The option of the command that sets the limit.
+    pub option: Option<&'static str>,
+}
+
+impl SpoolLimit {
+    /// Returns the advice to a user whose stream exceeds the limit.
+    pub(crate) fn advice(&self) -> String {
+        match self.option {
+            Some(option) => format!("name a file, or raise the limit with `{option}`"),
+            None => "name a file".into(),
+        }
+    }
+}
+
+impl fmt::Display for SpoolLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes {
+            bytes if bytes > 0 && bytes.is_multiple_of(1 << 30) => write!(f, "{} GiB", bytes >> 30),
+            bytes if bytes > 0 && bytes.is_multiple_of(1 << 20) => write!(f, "{} MiB", bytes >> 20),
+            bytes => write!(f, "{bytes} bytes"),
+        }
+    }
+}
 
 /// The contents of a stream.
 #[derive(Debug, Clone)]
@@ -22,16 +52,16 @@ impl PartialEq for Spool {
 impl Eq for Spool {}
 
 impl Spool {
-    /// Reads `stream` to its end, at most `limit` bytes. Errors call it `name`.
+    /// Reads `stream` to its end. Errors call it `name`.
     ///
     /// # Errors
-    /// The temporary directory is full, the read fails, or the stream exceeds `limit` bytes.
-    pub(crate) fn of(name: &str, stream: impl Read, limit: u64) -> Result<Self, Failure> {
+    /// The temporary directory is full, the read fails, or the stream exceeds the limit.
+    pub(crate) fn of(name: &str, stream: impl Read, limit: SpoolLimit) -> Result<Self, Failure> {
         let (path, mut file) = private_temp_file()?;
         // After the removal only this process can access the file.
         fs::remove_file(&path).map_err(Failure::io(&path))?;
-        let stream = BufReader::with_capacity(1 << 16, stream.take(limit.saturating_add(1)));
-        match copy(stream, Path::new(name), &mut file, &path)? > limit {
+        let stream = BufReader::with_capacity(1 << 16, stream.take(limit.bytes.saturating_add(1)));
+        match copy(stream, Path::new(name), &mut file, &path)? > limit.bytes {
             true => Err(Failure::Spool {
                 name: name.to_owned(),
                 limit,

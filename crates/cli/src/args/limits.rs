@@ -4,6 +4,8 @@ use clap::Args;
 use ringfence_lab::ReplayLimits;
 use ringfence_trace::TraceLimits;
 
+use crate::spool::SpoolLimit;
+
 /// Limits on a trace. The defaults are those of [`TraceLimits`].
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Limits")]
@@ -112,9 +114,12 @@ pub(crate) struct ReplayLimitArgs {
 }
 
 impl ReplayLimitArgs {
-    /// Returns the maximum number of stored bytes of standard input or a FIFO.
-    pub(crate) fn spool(&self) -> u64 {
-        self.max_spool
+    /// Returns the limit on the stored bytes of standard input or a FIFO.
+    pub(crate) fn spool(&self) -> SpoolLimit {
+        SpoolLimit {
+            bytes: self.max_spool,
+            option: Some("--max-spool"),
+        }
     }
 
     /// Returns the default limits with the given options applied.

@@ -40,17 +40,18 @@ pub(crate) fn attack(args: &AttackArgs) -> Result<(), Failure> {
             cell.class, cell.mode, cell.total.successes, cell.total.attempts
         )
     };
-    let failed: Vec<String> = if args.fail_on_success {
+    let (failed, failure): (Vec<String>, fn(_) -> _) = if args.fail_on_success {
         let all = matrix.cells.iter();
         let succeeded = all.filter(|cell| cell.status == Status::Succeeded);
-        succeeded.map(describe).collect()
+        (succeeded.map(describe).collect(), Failure::AttacksSucceed)
     } else {
-        matrix.broken_promises().map(describe).collect()
+        let unexpected = matrix.broken_promises().map(describe);
+        (unexpected.collect(), Failure::Unexpected)
     };
     if failed.is_empty() {
         Ok(())
     } else {
-        Err(Failure::AttacksSucceed(failed))
+        Err(failure(failed))
     }
 }
 

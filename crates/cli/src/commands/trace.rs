@@ -266,7 +266,7 @@ fn verify(args: &VerifyArgs) -> Result<(), Failure> {
     };
     let agreement = agreement::verify(&mut operations, options)?;
     let trace = Input::names(&inputs).concat();
-    let conclusive = agreement.verdict == Verdict::Agrees;
+    let verdict = agreement.verdict;
     let model = if args.lazy {
         "linux-lazy"
     } else {
@@ -281,9 +281,10 @@ fn verify(args: &VerifyArgs) -> Result<(), Failure> {
         }),
     };
     print_unless_closed(&text)?;
-    match args.from_boot && !conclusive {
-        true => Err(Failure::Disagreement),
-        false => Ok(()),
+    match verdict {
+        Verdict::Differs if args.from_boot => Err(Failure::Disagreement),
+        Verdict::Inconclusive(reason) if args.from_boot => Err(Failure::Inconclusive(reason)),
+        _ => Ok(()),
     }
 }
 

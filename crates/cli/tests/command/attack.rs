@@ -67,6 +67,12 @@ fn every_form_has_the_same_cells() {
 #[test]
 fn a_success_fails_the_command_on_request() {
     let run = ringfence(&small(&["--fail-on-success"]));
+    assert_eq!(run.status.code(), Some(3));
+    assert!(
+        stderr(&run).contains("1 attack succeeds:"),
+        "{}",
+        stderr(&run)
+    );
     assert!(
         stderr(&run).contains("A01 none: 16 of 16 attempts"),
         "{}",

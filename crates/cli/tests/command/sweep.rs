@@ -148,7 +148,7 @@ fn errors_are_one_line_with_a_place() {
     let text = failed(&ringfence(&["sweep", "/none.toml", "-o", &dir]), 1);
     assert!(text.contains("/none.toml: No such file"), "{text}");
     let plan = scratch.file("plan.toml", b"");
-    let text = failed(&ringfence(&["sweep", &plan, "-o", &dir, "--task", "x"]), 1);
+    let text = failed(&ringfence(&["sweep", &plan, "-o", &dir, "--task", "x"]), 2);
     assert!(text.contains("has no task x"), "{text}");
     let text = failed(&ringfence(&["sweep", &plan, "-o", &plan]), 1);
     assert!(text.contains("plan.toml"), "{text}");

@@ -54,7 +54,8 @@ fn a_trace_without_addresses_is_code_3_with_from_boot() {
     let direct = data("direct-7.2.trace.zst");
     let text = succeeded(&ringfence(&["trace", "verify", &direct]));
     assert!(text.contains("no iommu:map events"), "{text}");
-    failed(&ringfence(&["trace", "verify", "--from-boot", &direct]), 3);
+    let error = failed(&ringfence(&["trace", "verify", "--from-boot", &direct]), 3);
+    assert!(error.contains("no conclusion: "), "{error}");
     let scratch = Scratch::new("verify");
     let parquet = scratch.path("boot.parquet");
     let boot = data("boot-7.2.trace.zst");

@@ -64,6 +64,19 @@ fn the_exit_status_is_0_for_a_device_that_conforms() {
 }
 
 #[test]
+fn a_closed_standard_output_does_not_change_the_exit_status() {
+    for arguments in [&["--list"][..], &["--device", "ringfence"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_virtio-iommu-conformance"));
+        let output = command.args(arguments).stdout(writer).output();
+        let output = output.expect("the program starts");
+        let errors = text(output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {errors}");
+    }
+}
+
+#[test]
 fn json_has_each_statement_and_verdict() {
     let output = program(&["--device", "ringfence", "--json", "--only", "map-"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");

@@ -5,20 +5,21 @@ mod qemu;
 mod report;
 mod ringfence;
 
-use std::io::Write;
+use std::cell::Cell;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
-use ringfence_virtio_iommu_conformance::{STATEMENTS, Setup, Statement, Subject};
+use ringfence_virtio_iommu_conformance::{STATEMENTS, Setup, Statement, Subject, Verdict};
 
 use report::{Column, Format};
 
 /// Checks the statements of virtio 1.3, section 5.13, on virtio-iommu devices.
 ///
 /// The exit status is 0 if each device satisfies all applicable statements of level MUST, SHOULD
-/// and text, 1 if one fails, and 2 if a device cannot be tested.
+/// and text, 1 if one fails, and 2 if a device cannot be created or tested.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -79,9 +80,8 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
             arguments.only
         );
     }
-    let mut output = std::io::stdout().lock();
     if arguments.list {
-        write!(output, "{}", report::list(&statements))?;
+        print(&report::list(&statements))?;
         return Ok(true);
     }
     let columns = arguments.devices.iter();
@@ -93,8 +93,16 @@ fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         (_, true) => Format::Markdown,
         _ => Format::Text,
     };
-    write!(output, "{}", report::render(format, &statements, &columns)).context("output")?;
+    print(&report::render(format, &statements, &columns))?;
     Ok(columns.iter().all(|column| column.conforms(&statements)))
+}
+
+/// Writes to standard output. A reader that has closed the pipe (`| head`) is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("standard output"),
+    }
 }
 
 /// Checks the statements on one device.
@@ -111,18 +119,83 @@ fn test(
         }
         Device::Ringfence => format!("Ringfence {}", env!("CARGO_PKG_VERSION")),
     };
-    let make = |setup: &Setup| -> Result<Box<dyn Subject>, String> {
+    let verdicts = verdicts(statements, |setup| {
         Ok(match device {
-            Device::Qemu => {
-                let started = qemu::Qemu::start(&arguments.qemu, setup);
-                Box::new(started.map_err(|error| error.to_string())?)
-            }
+            Device::Qemu => Box::new(qemu::Qemu::start(&arguments.qemu, setup)?),
             Device::Ringfence => Box::new(ringfence::Direct::new(setup)),
         })
+    })?;
+    Ok(Column { name, verdicts })
+}
+
+/// Checks the statements on devices that `create` returns. A device may lack [`Setup::limits`]: its
+/// statements are not applicable.
+///
+/// # Errors
+/// `create` failed without limits.
+fn verdicts(
+    statements: &[&Statement],
+    create: impl Fn(&Setup) -> anyhow::Result<Box<dyn Subject>>,
+) -> anyhow::Result<Vec<Verdict>> {
+    let failure = Cell::new(None);
+    let make = |setup: &Setup| {
+        create(setup).map_err(|error| {
+            let reason = format!("{error:#}");
+            if setup.limits.is_none() {
+                failure.set(Some(error));
+            }
+            reason
+        })
     };
-    let verdicts = statements.iter().map(|statement| statement.run(&make));
-    Ok(Column {
-        name,
-        verdicts: verdicts.collect(),
-    })
+    let run = |statement: &&Statement| {
+        let verdict = statement.run(&make);
+        match failure.take() {
+            None => Ok(verdict),
+            Some(error) => Err(error.context(format!("{}: cannot create a device", statement.id))),
+        }
+    };
+    statements.iter().map(run).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statements(text: &str) -> Vec<&'static Statement> {
+        let all = STATEMENTS.iter();
+        all.filter(|statement| statement.id.contains(text))
+            .collect()
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_created_does_not_conform() {
+        let started = Cell::new(0);
+        let found = verdicts(&statements("attach-"), |setup| {
+            started.set(started.get() + 1);
+            if started.get() < 3 {
+                return Ok(Box::new(ringfence::Direct::new(setup)));
+            }
+            let error = io::Error::from(io::ErrorKind::WouldBlock);
+            Err(error).context("cannot start qemu")
+        });
+        let error = format!("{:#}", found.unwrap_err());
+        let cause = format!(
+            "cannot create a device: cannot start qemu: {}",
+            io::ErrorKind::WouldBlock
+        );
+        assert!(error.starts_with("attach-"), "{error}");
+        assert!(error.ends_with(&cause), "{error}");
+        assert_eq!(started.get(), 3, "the run ends");
+    }
+
+    #[test]
+    fn a_device_may_lack_limits() {
+        let statements = statements("caps-");
+        let found = verdicts(&statements, |setup| {
+            anyhow::ensure!(setup.limits.is_none(), "no caps");
+            Ok(Box::new(ringfence::Direct::new(setup)))
+        });
+        let expected = vec![Verdict::NotApplicable("no caps".into()); statements.len()];
+        assert_eq!(found.unwrap(), expected);
+    }
 }

@@ -7,7 +7,7 @@
 //! waiting, because their interrupt arrived during submission, are reported separately.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::path::Path;
 use std::time::Instant;
 
@@ -42,13 +42,14 @@ pub struct ReadTimes {
 }
 
 impl ReadTimes {
-    pub(super) fn add(&mut self, took: u64, turns: u64, beside: &IdleSpinner) {
+    /// Adds an operation that took `elapsed` nanoseconds, of which the CPU spun `turns` iterations.
+    pub(super) fn add(&mut self, elapsed: u64, turns: u64, spinner: &IdleSpinner) {
         let times = if turns == 0 {
             &mut self.at_once
         } else {
             &mut self.waited
         };
-        times.push(took.saturating_sub(beside.time(turns)));
+        times.push(elapsed.saturating_sub(spinner.time(turns)));
     }
 }
 
@@ -56,40 +57,72 @@ impl ReadTimes {
 /// caches. Returns their times and the number of requests, warm-up included.
 ///
 /// # Errors
-/// Opening or reading failed, or the spinning thread could not be started.
+/// Opening or reading failed, the file is too small for the reads, or the spinning thread could not
+/// be started.
 pub fn bench_reads(path: &Path, reads: Reads) -> io::Result<(ReadTimes, usize)> {
     let file = File::from(open(path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty())?);
+    bench_file(&file, reads)
+}
+
+/// Makes the reads of `file`; see [`bench_reads`].
+fn bench_file(mut file: &File, reads: Reads) -> io::Result<(ReadTimes, usize)> {
+    // The metadata of a block device do not contain its size.
+    check_size(file.seek(SeekFrom::End(0))?, reads)?;
     let (mut small, mut large) = (Vec::new(), Vec::new());
     let buffer = aligned(&mut small, reads.bytes)?;
     let before = aligned(&mut large, reads.after.unwrap_or_default())?;
-    let beside = IdleSpinner::start()?;
+    let spinner = IdleSpinner::start()?;
     let mut times = ReadTimes::default();
-    let all = reads.count.saturating_add(WARM_UP);
-    for read in 0..all {
+    let count = reads.count.saturating_add(WARM_UP);
+    for read in 0..count {
         if !before.is_empty() {
             file.read_exact_at(before, 0)?;
         }
         let offset = (read as u64).saturating_mul(reads.bytes as u64);
-        let (begun, turns) = (Instant::now(), beside.turns());
+        let (begun, turns) = (Instant::now(), spinner.turns());
         file.read_exact_at(buffer, offset)?;
-        let turns = beside.turns().wrapping_sub(turns);
-        let took = nanoseconds(begun.elapsed());
+        let turns = spinner.turns().wrapping_sub(turns);
+        let elapsed = nanoseconds(begun.elapsed());
         if read >= WARM_UP {
-            times.add(took, turns, &beside);
+            times.add(elapsed, turns, &spinner);
         }
     }
-    let requests = all.saturating_mul(1 + usize::from(!before.is_empty()));
+    let requests = count.saturating_mul(1 + usize::from(!before.is_empty()));
     Ok((times, requests))
 }
 
+/// Fails if a file of `size` bytes is too small for the reads.
+fn check_size(size: u64, reads: Reads) -> io::Result<()> {
+    let (count, bytes) = (reads.count.saturating_add(WARM_UP), reads.bytes);
+    let needed = (count as u64).saturating_mul(bytes as u64);
+    if size < needed {
+        return Err(too_small(format!(
+            "has {size} bytes, but {count} reads of {bytes} bytes, {WARM_UP} of them before the \
+            measurement, need {needed}: lower --count or --bytes"
+        )));
+    }
+    match reads.after {
+        Some(after) if size < after as u64 => Err(too_small(format!(
+            "has {size} bytes, but a read before each measured one needs {after}: lower --after"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn too_small(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, text)
+}
+
 /// Returns the part of `memory` for a direct read of `bytes`, which needs a buffer that is aligned
-/// to a page. Its pages get memory in turn with those of a second part, so that no two of them are
-/// neighbours in physical memory, whatever memory is free: the driver maps each page on its own.
+/// to a page. Its pages are touched in turn with those of a second part. If they have no frames
+/// before, and the kernel provides neighbouring frames one after the other, no two pages of the
+/// buffer are neighbours in physical memory: the driver maps each page on its own. Nothing ensures
+/// that. X29 counts the mappings of a read.
 fn aligned(memory: &mut Vec<u8>, bytes: usize) -> io::Result<&mut [u8]> {
-    // The allocator zeroes memory without writing to it.
-    *memory = vec![0; bytes.saturating_mul(2).saturating_add(READ_BYTES)];
+    let both = bytes.saturating_mul(2);
+    *memory = vec![0; both.saturating_add(READ_BYTES)];
     let skip = memory.as_ptr().align_offset(READ_BYTES);
-    let both = memory.get_mut(skip..skip.saturating_add(2 * bytes));
+    let both = memory.get_mut(skip..skip.saturating_add(both));
     let both = both.ok_or(io::ErrorKind::OutOfMemory)?;
     for page in touched(bytes) {
         if let Some(byte) = both.get_mut(page) {
@@ -110,6 +143,59 @@ fn touched(bytes: usize) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_wait_is_no_work() {
+        let spinner = IdleSpinner::of_turn(3);
+        let mut times = ReadTimes::default();
+        for (elapsed, turns) in [(100, 0), (100, 20), (100, 1), (100, 40)] {
+            times.add(elapsed, turns, &spinner);
+        }
+        assert_eq!(times.at_once, [100]);
+        // A measured iteration may be shorter than the calibrated one.
+        assert_eq!(times.waited, [40, 97, 0]);
+    }
+
+    #[test]
+    fn a_file_that_is_too_small_is_an_error_before_the_first_read() {
+        let mut reads = Reads {
+            count: 1000,
+            bytes: 128 << 10,
+            after: None,
+        };
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 << 20).unwrap();
+        let error = bench_file(&file, reads).unwrap_err().to_string();
+        let expected = "has 67108864 bytes, but 1064 reads of 131072 bytes, 64 of them before the \
+            measurement, need 139460608: lower --count or --bytes";
+        assert_eq!(error, expected);
+        assert!(check_size(139_460_607, reads).is_err());
+        assert!(check_size(139_460_608, reads).is_ok());
+        reads = Reads {
+            count: 1,
+            bytes: 512,
+            after: Some(1 << 20),
+        };
+        let error = check_size((1 << 20) - 1, reads).unwrap_err().to_string();
+        assert!(error.contains("needs 1048576: lower --after"), "{error}");
+        assert!(check_size(1 << 20, reads).is_ok());
+    }
+
+    #[test]
+    fn a_file_is_read_to_its_end() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(67 * 512).unwrap();
+        for (after, requests) in [(None, 67), (Some(4096), 134)] {
+            let reads = Reads {
+                count: 3,
+                bytes: 512,
+                after,
+            };
+            let (times, found) = bench_file(&file, reads).unwrap();
+            assert_eq!(times.waited.len() + times.at_once.len(), 3);
+            assert_eq!(found, requests);
+        }
+    }
 
     #[test]
     fn buffers_of_direct_reads_are_aligned_to_a_page() {

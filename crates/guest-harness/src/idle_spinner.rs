@@ -69,6 +69,16 @@ impl IdleSpinner {
         Ok(beside)
     }
 
+    /// Returns a spinner without a thread, whose iterations take `turn` nanoseconds.
+    #[cfg(test)]
+    pub(super) fn of_turn(turn: u64) -> Self {
+        Self {
+            shared: Arc::default(),
+            thread: None,
+            turn,
+        }
+    }
+
     /// Returns the number of iterations so far.
     pub(super) fn turns(&self) -> u64 {
         self.shared.turns.load(Ordering::Relaxed)

@@ -40,9 +40,9 @@ completed before the wait began take less work and are reported separately:
 /// Arguments of `guest bench-read`.
 #[derive(Debug, Args)]
 pub(crate) struct GuestBenchReadArgs {
-    /// File to read
+    /// File or block device to read; it needs the bytes of 64 more reads than --count
     pub file: PathBuf,
-    /// Number of reads
+    /// Number of reads, one after the other from the beginning of the file
     #[arg(
         long,
         value_name = "N",

@@ -298,3 +298,14 @@ fn high_memory_is_renamed() {
     assert_eq!(ops, ["map d 0 Single to-device 1040000010+10 {renamed} 1"]);
     assert_eq!(summary.renamed, 1);
 }
+
+/// A field that a kernel adds does not hide the direction of a coherent buffer.
+#[test]
+fn an_added_field_hides_no_direction() {
+    let (ops, summary) = run(&[
+        "0 . 1 dma_alloc: d node=0 dir=TO_DEVICE dma_addr=a000 size=4 virt_addr=1 flags= attrs=",
+        "0 . 1 dma_free: d node=0 dir=TO_DEVICE dma_addr=a000 size=4 virt_addr=1 attrs=",
+    ]);
+    assert_eq!(ops, ["map d 0 Coherent to-device a000+4 1", "unmap 0 1"]);
+    assert_eq!(summary.unmatched_unmaps, 0);
+}

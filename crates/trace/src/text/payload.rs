@@ -20,8 +20,8 @@ use crate::options::PageEvents;
 use crate::page::{KernelPfn, PageChange, PageEvent, TaskName};
 
 use fields::{
-    check_range, check_size, decimal, direction, field, hex, is_null, list, optional_direction,
-    prefixed_hex, shown_of_total,
+    check_range, check_size, decimal, direction, field, has_field, hex, is_null, list,
+    optional_direction, prefixed_hex, shown_of_total,
 };
 
 /// Largest mapping of a `dma:*` event: the sparse arena of a replay holds no more.
@@ -316,7 +316,7 @@ fn alloc(
     let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
     let size = decimal(text, b" size=", Field::Size)?;
     let mut phys_addrs = ListSpan::default();
-    if text.rest.starts_with(b" phys_addrs=") {
+    if has_field(text, b" phys_addrs=") {
         phys_addrs = list(text, b" phys_addrs=", Field::PhysAddrs, out.chunk)?;
     } else if is_null(text)? {
         out.event(RawKind::Void { device });
@@ -346,7 +346,7 @@ fn free(
     let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
     let size = decimal(text, b" size=", Field::Size)?;
     // Freeing a null pointer is legal and common (NVMe does so at removal).
-    if !text.rest.starts_with(b" phys_addrs=") && is_null(text)? {
+    if !has_field(text, b" phys_addrs=") && is_null(text)? {
         out.event(RawKind::Void { device });
         return Ok(());
     }

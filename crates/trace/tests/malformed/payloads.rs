@@ -156,6 +156,16 @@ pub(crate) const PAYLOADS: &[(&str, Option<Malformed>)] = &[
         Some(BadNumber(Field::Ents)),
     ),
     (
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1x ents=1/1 dma_addrs={0x1} sizes={0x2} \
+        phys_addrs={0x1} attrs=",
+        Some(BadNumber(Field::Nents)),
+    ),
+    (
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1x dma_addrs={0x1} sizes={0x2} \
+        phys_addrs={0x1} attrs=",
+        Some(BadNumber(Field::Ents)),
+    ),
+    (
         "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=2/2 dma_addrs={0x1} sizes={0x2,0x2} \
         phys_addrs={0x1} attrs=",
         Some(BadList(Field::DmaAddrs)),
@@ -212,6 +222,20 @@ pub(crate) const PAYLOADS: &[(&str, Option<Malformed>)] = &[
     ),
     (
         "dma_alloc: d dma_addr=1000 size=4 virt_addr=00000000330fd266 flags=X attrs=",
+        None,
+    ),
+    (
+        "dma_alloc: d node=0 dir=SIDEWAYS dma_addr=1000 size=4 virt_addr=00000000330fd266 flags=X \
+        attrs=",
+        Some(BadDirection),
+    ),
+    (
+        "dma_alloc_sgt: d dir=TO_DEVICE dma_addr=1000 size=8192 node=0 phys_addrs={0x1000,0x5000} \
+        flags=X attrs=",
+        None,
+    ),
+    (
+        "dma_free_sgt: d dir=TO_DEVICE dma_addr=1000 size=8192 node=0 phys_addrs={0x1000,0x5000}",
         None,
     ),
     (

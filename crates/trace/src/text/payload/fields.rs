@@ -8,6 +8,7 @@ use crate::error::{Field, Malformed};
 use crate::text::cursor::Cursor;
 use crate::text::event::{ListSpan, RawChunk};
 
+/// Parses ` dir=` and its value. `NONE` is an error, because such a mapping allows no access.
 #[inline]
 pub(super) fn direction(text: &mut Cursor<'_>) -> Result<Direction, Malformed> {
     field(text, b" dir=", Field::Dir)?;
@@ -20,8 +21,11 @@ pub(super) fn direction(text: &mut Cursor<'_>) -> Result<Direction, Malformed> {
     }
 }
 
+/// Parses ` dir=` if the line has it before ` dma_addr=`; otherwise returns `Bidirectional`.
 pub(super) fn optional_direction(text: &mut Cursor<'_>) -> Result<Direction, Malformed> {
-    match text.rest.starts_with(b" dir=") {
+    let before = memmem::find(text.rest, b" dma_addr=").unwrap_or(text.rest.len());
+    let before = Cursor::new(text.rest.get(..before).unwrap_or(&[]));
+    match has_field(&before, b" dir=") {
         true => direction(text),
         false => Ok(Direction::Bidirectional),
     }
@@ -53,7 +57,8 @@ pub(super) fn shown_of_total(
     if !text.literal(b"/") {
         return Err(bad);
     }
-    let total = text.decimal().ok_or(bad)?;
+    let total = text.decimal().filter(|_| text.at_end_of_field());
+    let total = total.ok_or(bad)?;
     match (u32::try_from(shown), u32::try_from(total)) {
         (Ok(shown), Ok(total)) if shown <= total => Ok((shown, total)),
         _ => Err(bad),
@@ -98,6 +103,7 @@ pub(super) fn list(
     }
 }
 
+/// Parses `key` and its value, a hexadecimal number without a prefix.
 #[inline]
 pub(super) fn hex(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64, Malformed> {
     field(text, key, what)?;
@@ -105,6 +111,7 @@ pub(super) fn hex(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64,
     value.ok_or(Malformed::BadNumber(what))
 }
 
+/// Parses `key` and its value, a hexadecimal number with the prefix `0x`.
 #[inline]
 pub(super) fn prefixed_hex(
     text: &mut Cursor<'_>,
@@ -116,11 +123,18 @@ pub(super) fn prefixed_hex(
     value.ok_or(Malformed::BadNumber(what))
 }
 
+/// Parses `key` and its value, a decimal number.
 #[inline]
 pub(super) fn decimal(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64, Malformed> {
     field(text, key, what)?;
     let value = text.decimal().filter(|_| text.at_end_of_field());
     value.ok_or(Malformed::BadNumber(what))
+}
+
+/// Returns true if the rest of the line has the field `key`, which begins with a space.
+#[inline]
+pub(super) fn has_field(text: &Cursor<'_>, key: &[u8]) -> bool {
+    text.rest.starts_with(key) || memmem::find(text.rest, key).is_some()
 }
 
 /// Moves past `key`, which begins with a space.
@@ -134,6 +148,7 @@ pub(super) fn field(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<()
     Ok(())
 }
 
+/// Checks that a `dma:*` event has at least one byte and at most [`MAX_BYTES`].
 #[inline]
 pub(super) fn check_size(size: u64) -> Result<(), Malformed> {
     match size {

@@ -309,3 +309,38 @@ fn an_added_field_hides_no_direction() {
     assert_eq!(ops, ["map d 0 Coherent to-device a000+4 1", "unmap 0 1"]);
     assert_eq!(summary.unmatched_unmaps, 0);
 }
+
+/// The lines of an interrupt separate an `iommu:map` from its `dma:*` line. The window keeps the
+/// map for 512 lines of its CPU, more than a nested network poll has, and for `look_ahead` lines.
+#[test]
+fn a_line_waits_up_to_its_limits() {
+    let map = "0 . 1 map: IOMMU: iova=0x1000 - 0x2000 paddr=0x5000 size=4096";
+    let own = "0 h 1 dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=0 size=1";
+    let other = "1 h 1 dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=0 size=1";
+    let explained = ["map d 0 Single to-device 5000+64 2"].as_slice();
+    let unexplained = [
+        "map d 0 IommuOnly bidirectional 5000+1000 1",
+        "map d 1 Single to-device 5000+64 1",
+    ]
+    .as_slice();
+    for (look_ahead, line, count, expected) in [
+        (4096, own, 300, explained),
+        (4096, own, 512, explained),
+        (4096, own, 513, unexplained),
+        (4096, other, 4095, explained),
+        (4096, other, 4096, unexplained),
+        (8, own, 7, explained),
+        (8, own, 8, unexplained),
+    ] {
+        let mut lines = vec![own, map];
+        lines.extend(std::iter::repeat_n(line, count));
+        lines.push(DMA);
+        let mut options = TraceOptions::default();
+        options.look_ahead = look_ahead;
+        let (ops, _) = run_with(&lines, options);
+        assert_eq!(
+            ops, expected,
+            "{count} lines, look-ahead {look_ahead}: {line}"
+        );
+    }
+}

@@ -394,7 +394,8 @@ impl LineWindow {
                         return Some(WindowOutput::Address { event, device, end });
                     }
                 }
-                State::Waiting => {}
+                // The loop passed no waiting line.
+                State::Waiting => debug_assert!(false, "a waiting line leaves the window"),
                 State::Head => {
                     self.collect_group(&slot, number);
                     return Some(WindowOutput::Map { event: slot.event });

@@ -10,8 +10,9 @@ use crate::text::{ListSpan, RawChunk, RawEvent, RawKind};
 /// Writes one event as a line without a line end. `device` returns the name of a device, which is
 /// written unmodified.
 ///
-/// Tasks are called `task`; attributes and flags are left out. Parsing the line gives back all
-/// contents of [`RawEvent`].
+/// Tasks are called `task`; attributes and flags are left out. Parsing the line gives back the
+/// event, except its line number, the task of a [`PageEvent`](crate::PageEvent), and a context
+/// level that is not ASCII.
 ///
 /// # Errors
 /// As the writer.

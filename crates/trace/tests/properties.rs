@@ -6,8 +6,8 @@ use std::io::{self, Read};
 use proptest::prelude::*;
 use ringfence_trace::text::{ExecutionContext, ListSpan, RawChunk, RawEvent, RawKind, TraceReader};
 use ringfence_trace::{
-    Anonymise, Chunk, DeviceIndex, Info, Op, Operations, SAMPLE, Summary, TraceOptions,
-    TraceSource, render,
+    Anonymise, Chunk, DeviceIndex, Info, KernelPfn, Op, Operations, PageChange, PageEvent, SAMPLE,
+    Summary, TaskName, TraceOptions, TraceSource, render,
 };
 use ringfence_types::{Direction, Iova, Nanos, PhysAddr, PhysRange};
 
@@ -161,6 +161,17 @@ fn kind() -> impl Strategy<Value = (RawKind, Vec<Vec<u64>>, Option<String>)> {
             iova: Iova::new(iova),
             size
         })),
+        (
+            prop::sample::select(vec![PageChange::Allocated, PageChange::Freed]),
+            1u64..1 << 48,
+            0u8..=20
+        )
+            .prop_map(move |(change, pfn, order)| plain(RawKind::Page(PageEvent {
+                change,
+                pfn: KernelPfn(pfn),
+                order,
+                task: TaskName::new(b"task"),
+            }))),
         "([!-~][ -~]{0,40})?".prop_map(|text| (RawKind::Mark(0), Vec::new(), Some(text))),
     ]
 }
@@ -286,7 +297,8 @@ proptest! {
     #[test]
     fn rendered_traces_parse_back(chunk in chunk()) {
         let text = text_of(&chunk);
-        let mut reader = TraceReader::new("p", text.as_bytes(), &TraceOptions::default());
+        let options = TraceOptions::default().with_page_events();
+        let mut reader = TraceReader::new("p", text.as_bytes(), &options);
         let mut back = RawChunk::default();
         reader.next_chunk(&mut back).unwrap();
         back.events.drain(..3);

@@ -215,8 +215,7 @@ impl Oracle {
                 }
                 continue;
             }
-            owners.acquire(page, id.slot(), |old| grants.unpin(old));
-            grants.pin(id.slot());
+            owners.acquire(page, id.slot(), grants);
         }
     }
 

@@ -67,66 +67,70 @@ impl Owners {
         single.into_iter().chain(several.iter().copied())
     }
 
-    /// Makes `id` the only owner of `page`, and passes the previous owner to `lost` if there is
-    /// exactly one.
+    /// Makes `owner` the only owner of `page`. The owner holds a reference to its grant (`pin`). If
+    /// the page had exactly one owner, that one loses its reference.
     #[inline]
-    pub(super) fn acquire(&mut self, page: u64, id: GrantSlot, mut lost: impl FnMut(GrantSlot)) {
+    pub(super) fn acquire(&mut self, page: u64, owner: GrantSlot, grants: &mut Grants) {
         let entry = self.entry(page);
         if entry & SHARED == 0 {
-            lost(GrantSlot(entry));
+            grants.unpin(GrantSlot(entry));
         }
-        self.set_entry(page, id.0);
+        grants.pin(owner);
+        self.set_entry(page, owner.0);
     }
 
-    /// Adds `id` to the owners of `page` and removes the owners for which `outlives` is false.
+    /// Adds `owner` to the owners of `page` and removes the owners for which `outlives` is false.
     /// Each owner holds a reference to its grant (`pin`). Returns false, and adds nothing, if
     /// `max_owners` owners remain.
     pub(super) fn share(
         &mut self,
         page: u64,
-        id: GrantSlot,
+        owner: GrantSlot,
         grants: &mut Grants,
         outlives: impl Fn(GrantSlot, &Grants) -> bool,
         max_owners: usize,
     ) -> bool {
         let entry = self.entry(page);
-        grants.pin(id);
-        if entry == NONE {
-            self.set_entry(page, id.0);
-            return true;
-        }
         if entry & SHARED == 0 {
             let old = GrantSlot(entry);
-            if old == id {
-                grants.unpin(id);
-            } else if outlives(old, grants) {
-                self.shared.push(vec![old, id]);
+            if old == owner {
+                return true;
+            }
+            if outlives(old, grants) {
+                if max_owners < 2 {
+                    return false;
+                }
+                self.shared.push(vec![old, owner]);
                 self.set_entry(page, SHARED | (self.shared.len() as u32 - 1));
             } else {
                 grants.unpin(old);
-                self.set_entry(page, id.0);
+                self.set_entry(page, owner.0);
             }
-            return true;
-        }
-        let Some(list) = self.shared.get_mut((entry & !SHARED) as usize) else {
-            return true;
-        };
-        if list.contains(&id) {
-            grants.unpin(id);
-            return true;
-        }
-        list.retain(|&old| {
-            let is_kept = outlives(old, grants);
-            if !is_kept {
-                grants.unpin(old);
+        } else if entry == NONE {
+            if max_owners == 0 {
+                return false;
             }
-            is_kept
-        });
-        if list.len() >= max_owners {
-            grants.unpin(id);
-            return false;
+            self.set_entry(page, owner.0);
+        } else {
+            let Some(list) = self.shared.get_mut((entry & !SHARED) as usize) else {
+                return true;
+            };
+            if list.contains(&owner) {
+                return true;
+            }
+            list.retain(|&old| {
+                let is_kept = outlives(old, grants);
+                if !is_kept {
+                    grants.unpin(old);
+                }
+                is_kept
+            });
+            if list.len() >= max_owners {
+                return false;
+            }
+            list.push(owner);
         }
-        list.push(id);
+        grants.pin(owner);
         true
     }
 }

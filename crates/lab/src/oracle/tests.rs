@@ -186,6 +186,27 @@ fn open_windows_last_until_the_end_in_constant_memory() {
     assert_eq!(added_up.byte_ns, before);
 }
 
+/// A page has at most the given number of live owners, from the first one on.
+#[test]
+fn live_owners_of_a_page_are_bounded() {
+    for ownership in [Ownership::Byte, Ownership::Shared] {
+        for most in 0..4 {
+            let mut oracle = Oracle::new(ownership);
+            oracle.set_max_sharers(most);
+            for count in 1..=4 {
+                let at = 0x5000 + 64 * count as u64;
+                oracle.grant(0, iova(at, 8), &[pa(at, 8)], RX);
+                let found = (
+                    oracle.owners[0].owners_of(5).count(),
+                    oracle.crowded().is_some(),
+                );
+                let expected = (count.min(most), count > most);
+                assert_eq!(found, expected, "{ownership:?}: {count} of at most {most}");
+            }
+        }
+    }
+}
+
 /// Two buffers share one page. The bytes of a released buffer are colocated while the other buffer
 /// lives, and stale after that.
 #[test]

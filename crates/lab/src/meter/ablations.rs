@@ -319,10 +319,12 @@ impl Meter for Ablations {
             self.map_count.saturating_sub(maps),
             self.unmap_count.saturating_sub(unmaps),
         );
-        if self.whole[0] > 0.0 {
+        // As a share of the same whole as the spread of the orders.
+        let whole = (self.whole[0] - self.whole[CONFIGS - 1]).abs();
+        if whole > 0.0 {
             let fastest = self.repetitions.iter().min().copied().unwrap_or(0);
             let slowest = self.repetitions.iter().max().copied().unwrap_or(0);
-            found.repetition_spread = (slowest - fastest) as f64 / self.whole[0];
+            found.repetition_spread = (slowest - fastest) as f64 / whole;
         }
         found
     }

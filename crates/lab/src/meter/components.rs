@@ -88,8 +88,8 @@ pub struct Components {
     /// Largest difference between the two orders of ablation, as a share of `measured`: the error
     /// of the components.
     pub order_spread: f64,
-    /// Difference between the slowest and the fastest repetition of `full`, as a share of the
-    /// median.
+    /// Difference between the slowest and the fastest repetition of `full`, as a share of
+    /// `measured` without its sign. 0 if `measured` is 0.
     pub repetition_spread: f64,
     /// Smallest number of cycles that the meter tells from 0: the largest difference between the
     /// two orders of ablation, and at least [`Components::FLOOR`]. A smaller component, negative

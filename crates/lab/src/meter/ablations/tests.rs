@@ -247,7 +247,8 @@ fn each_configuration_has_its_own_sums() {
         20,
     );
     // The slowest repetition has factor 7, and the fastest 1.
-    let spread = 2.0 * (7.0 - 1.0) * 1000.0 / meter.whole[0];
+    let measured = meter.whole[0] - meter.whole[CONFIGS - 1];
+    let spread = 2.0 * (7.0 - 1.0) * 1000.0 / measured;
     assert_eq!(
         found,
         Components {
@@ -290,6 +291,27 @@ fn the_spread_is_that_of_whole_repetitions() {
             meter.chunk(&plan(1, 1)).unwrap();
         }
         assert_eq!(meter.finish().repetition_spread, wanted);
+    }
+}
+
+/// The cycles of the replay's own loop do not change the spread in cycles.
+#[test]
+fn the_spread_is_a_share_of_the_measured_cycles() {
+    for (idle, cycles) in [(0, 4.0), (30, 4.0), (50, 4.0), (40, 0.0)] {
+        let mut ticks = [38, 42].into_iter().cycle();
+        let mut set = || {
+            let mut replicas: [Option<Box<dyn DynTimedReplay>>; CONFIGS] = Default::default();
+            replicas[0] = Some(Box::new(Ticks(vec![ticks.next().unwrap()].into_iter())));
+            replicas[CONFIGS - 1] = Some(Box::new(Ticks(vec![idle].into_iter())));
+            Ok(AblationSet { replicas })
+        };
+        let recorder = Box::new(Ticks(Vec::new().into_iter()));
+        let mut meter = Ablations::new(2, Rc::default(), recorder, &mut set).unwrap();
+        meter.chunk(&plan(1, 1)).unwrap();
+        let found = meter.finish();
+        assert_eq!(found.measured, 40.0 - idle as f64);
+        let spread = found.repetition_spread * found.measured.abs();
+        assert_eq!(spread, cycles, "a loop of {idle} cycles");
     }
 }
 

@@ -11,7 +11,7 @@ use ringfence_types::{DomainId, PageSize, Pfn, PhysAddr, PhysRange};
 use crate::components::{LAST_PAGE_32_BIT, ModeParts, ReplayTable};
 use crate::error::LabError;
 use crate::family_dispatch::{dispatch_dyn_on, dispatch_on};
-use crate::guest::{VirtIommuHardware, XenHost, whole_guest};
+use crate::guest::{HostHardware, XenHost, whole_guest};
 use crate::hardware::{Hardware, Riommu, Vtd};
 use crate::iommu_family::IommuFamily;
 use crate::layer::{
@@ -196,7 +196,7 @@ impl ModeVisitor for BuildReplays<'_> {
             recycles: false,
         };
         if kind == IdentityKind::XenWholeGuest {
-            type Hosted = VirtIommuHardware<XenHost>;
+            type Hosted = HostHardware<XenHost>;
             return self.passes::<Hosted>(&setup, &|platform, _, host| {
                 let make = move |of: &AttachInfo, _: &LayerPlatform<_>| {
                     let root = whole_guest(of.domain, host.as_ref())?;

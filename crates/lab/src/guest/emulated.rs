@@ -23,7 +23,7 @@ use ringfence_types::{
 };
 
 use super::guest_queue::GuestQueue;
-use super::{HostBackend, HostUnit, KickCause, QueueStats, SharedHost, VirtIommuHardware};
+use super::{HostBackend, HostHardware, HostUnit, KickCause, QueueStats, SharedHost};
 use crate::components::{HostOf, ReplayTable};
 use crate::error::LabError;
 use crate::hardware::Vtd;
@@ -327,7 +327,7 @@ pub(crate) fn emulated_table(
 }
 
 impl ReplayTable for EmulatedTable {
-    type Hardware = VirtIommuHardware<EmulatedHost>;
+    type Hardware = HostHardware<EmulatedHost>;
 
     fn root(&self) -> PhysAddr {
         self.root

@@ -1,12 +1,23 @@
-//! Tables that a host owns for a guest (axis 4: a virtqueue).
+//! The IOMMU of a guest, which its host provides (axis 4: the owner of the table).
 //!
-//! The DMA layer runs in the guest. Its table is an
-//! [`IoPageTable`](ringfence_dma::space::IoPageTable) that turns maps and unmaps into requests.
-//! Requests wait in a queue until the guest kicks; the host completes them before the kick returns.
-//! The host's end of the queue changes the table that the unit walks, and invalidates the unmapped
-//! pages before it completes an unmap. So the layer's [`Invalidator`] submits no invalidation of
-//! its own: it kicks, and its ticket is the position of a request in the queue (decisions 0002,
-//! 0019).
+//! The DMA layer runs in the guest. Five hosts differ in the table that the unit walks, and in the
+//! messages from the guest to its host:
+//!
+//! | host | the unit walks | guest to host | completion |
+//! |---|---|---|---|
+//! | [`VirtioHost`] | the host's table of the domain | requests: map, unmap, flush | reply |
+//! | [`PviommuHost`] | the host's table of the device | requests: map, unmap | reply |
+//! | [`XenHost`] | the hypervisor's table | hypercalls | return |
+//! | [`EmulatedHost`] | a shadow of the guest's | invalidations, also of maps | status write |
+//! | [`NestedHost`] | the guest's table, and the host's below it | invalidations | status write |
+//!
+//! With the first three, the guest's [`IoPageTable`](ringfence_dma::space::IoPageTable) turns maps
+//! and unmaps into messages. With the last two it writes a table in the guest's memory. A write of
+//! the invalidation queue's tail register then is the message.
+//!
+//! A message can wait until the guest kicks its host. The host completes all waiting messages
+//! before the kick returns. It invalidates in the unit before it completes an unmap, a flush or an
+//! invalidation. So the layer's [`Invalidator`] calls the host (decisions 0002, 0019).
 //!
 //! Guest and host are one thread. A charge for each kick stands for the missing cost: the exit from
 //! the guest and the wake-up of the host's thread.
@@ -57,9 +68,9 @@ use crate::hardware::{FaultCounts, Hardware, Host};
 use crate::layer::{ContextTarget, LayerPlatform};
 use second_stage::GuestAddressObserver;
 
-/// The queue and the host's end of it.
+/// A host, and the guest's side of the channel to it.
 pub trait HostBackend: fmt::Debug + Sized + 'static {
-    /// The unit that walks the host's tables.
+    /// The host's unit.
     type Unit: Hardware<Host = ()>;
 
     /// Creates a host that keeps its tables in `memory`, for `unit`.
@@ -76,14 +87,14 @@ pub trait HostBackend: fmt::Debug + Sized + 'static {
     /// Calls `act` with the unit.
     fn with_unit<R>(&mut self, act: impl FnOnce(&mut HostUnit<Self::Unit>) -> R) -> R;
 
-    /// Completes all requests so far, and returns the queue position of the last one. `request` is
-    /// the layer's invalidation; a host may ignore it.
+    /// Completes all messages so far, and returns their ticket. `request` is the layer's
+    /// invalidation; a host may ignore it.
     ///
     /// # Errors
     /// The host refused an unmap.
     fn commit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError>;
 
-    /// Returns true if the request at position `ticket` is complete.
+    /// Returns true if the messages up to `ticket` are complete.
     ///
     /// # Errors
     /// As for [`commit`](Self::commit).
@@ -131,7 +142,7 @@ impl<V: HostBackend> Host for SharedHost<V> {
     }
 }
 
-/// The guest's invalidator: the host has invalidated when it completes a request.
+/// The guest's invalidator: the host has invalidated when it completes a message.
 impl<V: HostBackend> Invalidator for SharedHost<V> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
@@ -144,13 +155,13 @@ impl<V: HostBackend> Invalidator for SharedHost<V> {
     }
 }
 
-/// A unit that walks the tables of a host.
+/// The unit of a host, whose guest drives the device.
 #[derive(Debug)]
-pub struct VirtIommuHardware<V> {
+pub struct HostHardware<V> {
     host: SharedHost<V>,
 }
 
-impl<V: HostBackend> VirtIommuHardware<V> {
+impl<V: HostBackend> HostHardware<V> {
     fn with_unit<R>(&self, act: impl FnOnce(&mut V::Unit) -> R) -> Result<R, LabError> {
         self.host.with(|host| {
             host.with_unit(|unit| match unit {
@@ -161,7 +172,7 @@ impl<V: HostBackend> VirtIommuHardware<V> {
     }
 }
 
-impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
+impl<V: HostBackend> Hardware for HostHardware<V> {
     type Host = SharedHost<V>;
     type Invalidator = SharedHost<V>;
 
@@ -209,9 +220,8 @@ impl<V: HostBackend> Hardware for VirtIommuHardware<V> {
         observer: O,
     ) -> Result<(), Fault> {
         self.host.with(|host| {
-            let occupants = host.frame_rmap();
             let observer = GuestAddressObserver {
-                rmap: occupants,
+                rmap: host.frame_rmap(),
                 observer,
             };
             host.with_unit(|unit| match unit {

@@ -32,8 +32,7 @@ use ringfence_types::{
 
 use super::second_stage::{GuestMemory, HostFrames, guest_memory, lookups};
 use super::{
-    FrameLookup, FrameRmap, HostBackend, HostUnit, KickCause, QueueStats, SharedHost,
-    VirtIommuHardware,
+    FrameLookup, FrameRmap, HostBackend, HostHardware, HostUnit, KickCause, QueueStats, SharedHost,
 };
 use crate::components::{HostOf, MakeTable, ReplayTable};
 use crate::error::LabError;
@@ -402,7 +401,7 @@ pub(crate) fn pviommu(who: Owner) -> MakeTable<PviommuTable> {
 }
 
 impl ReplayTable for PviommuTable {
-    type Hardware = VirtIommuHardware<PviommuHost>;
+    type Hardware = HostHardware<PviommuHost>;
 
     /// The root of the host's table. The guest does not know it.
     fn root(&self) -> PhysAddr {

@@ -22,7 +22,7 @@ pub(super) struct DomainTables {
     /// Tables by domain number, which counts up from 1.
     tables: Vec<Option<DomainTable>>,
     dirty: DirtyLines,
-    /// Ranges of other domains unmapped in this batch, which the unit may still cache.
+    /// Ranges unmapped in this batch, which the unit may still cache; none of domains in lazy mode.
     unmapped: Vec<(DomainId, PfnRange, CachedLevels)>,
     /// Flushed and destroyed domains, whose translations the unit must drop in this batch.
     to_flush: Vec<DomainId>,

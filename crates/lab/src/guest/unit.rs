@@ -5,7 +5,7 @@ use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
 use crate::hardware::{Hardware, Vtd};
 use crate::layer::TimedInvalidationQueue;
 
-/// The unit that walks a host's tables.
+/// The unit of a host.
 #[derive(Debug)]
 pub enum HostUnit<H = Vtd> {
     /// A modelled unit.

@@ -13,7 +13,7 @@ use ringfence_types::{CachedLevels, DomainId, Permissions, Pfn, PfnRange, PhysAd
 use super::NestedHost;
 use crate::components::{HostOf, ReplayTable};
 use crate::error::LabError;
-use crate::guest::VirtIommuHardware;
+use crate::guest::HostHardware;
 
 /// Offset of the second guest-physical address of each byte of the guest's memory. The host's
 /// second stage permits only writes there.
@@ -53,7 +53,7 @@ fn by_permissions(request: MapRequest) -> MapRequest {
 }
 
 impl ReplayTable for NestedTable {
-    type Hardware = VirtIommuHardware<NestedHost>;
+    type Hardware = HostHardware<NestedHost>;
 
     fn root(&self) -> PhysAddr {
         self.0.0.root()

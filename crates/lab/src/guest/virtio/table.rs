@@ -12,7 +12,7 @@ use super::{DomainMode, VirtioHost};
 use crate::components::{HostOf, MakeTable, ReplayTable};
 use crate::error::LabError;
 use crate::guest::request_table::{RequestTable, TableRequests, pages_of};
-use crate::guest::{KickCause, SharedHost, VirtIommuHardware};
+use crate::guest::{HostHardware, KickCause, SharedHost};
 use crate::modes::Owner;
 
 /// A domain's table in a guest.
@@ -60,7 +60,7 @@ pub(crate) fn virtio_table(owner: Owner) -> MakeTable<VirtioTable> {
 }
 
 impl ReplayTable for VirtioTable {
-    type Hardware = VirtIommuHardware<VirtioHost>;
+    type Hardware = HostHardware<VirtioHost>;
 
     fn root(&self) -> PhysAddr {
         self.host_root()

@@ -9,7 +9,7 @@ use super::{Calls, Clearing, GUEST, XenHost, device_of};
 use crate::components::{HostOf, LAST_PAGE_32_BIT, MakeTable, ReplayTable};
 use crate::error::LabError;
 use crate::guest::request_table::{RequestTable, TableRequests, pages_of};
-use crate::guest::{KickCause, SharedHost, VirtIommuHardware};
+use crate::guest::{HostHardware, KickCause, SharedHost};
 use crate::modes::{FlushKind, Owner};
 use crate::xen::{Domid, IommuOp, TceFlush, XenError};
 
@@ -89,7 +89,7 @@ pub(crate) fn whole_guest(
 }
 
 impl ReplayTable for XenTable {
-    type Hardware = VirtIommuHardware<XenHost>;
+    type Hardware = HostHardware<XenHost>;
     const LAST_PAGE: u64 = LAST_PAGE_32_BIT;
 
     fn root(&self) -> PhysAddr {

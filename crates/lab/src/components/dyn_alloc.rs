@@ -18,19 +18,18 @@ use crate::stubs::{ReplayAlloc, ReplayedAlloc};
 
 /// An allocator of any type that frees ranges with the proof `R`.
 pub(crate) struct DynAlloc<R> {
-    inner: Rc<dyn SharedAlloc<R>>,
-    /// True if lookups are enabled.
-    finds: bool,
+    shared: Rc<dyn SharedAlloc<R>>,
+    lookup_enabled: bool,
 }
 
-/// An allocator without its type.
+/// The methods of [`IovaAllocator`] that need no handle of a CPU, as a trait object can have them.
 trait SharedAlloc<R> {
     fn cpu(self: Rc<Self>) -> Box<dyn CpuAlloc<R>>;
     fn has_lookup(&self) -> bool;
     fn footprint(&self) -> usize;
 }
 
-/// An allocator with the handle of one CPU.
+/// The methods of [`IovaAllocator`] that need the handle of a CPU, with that handle.
 pub(crate) trait CpuAlloc<R> {
     fn alloc(&mut self, request: &AllocRequest) -> Result<Allocation, AllocError>;
     fn find(&mut self, page: Pfn) -> Option<PfnRange>;
@@ -81,11 +80,11 @@ impl<R: FreeProof + 'static> IovaAllocator for DynAlloc<R> {
     type FreeProof = R;
 
     fn has_lookup(&self) -> bool {
-        self.finds && self.inner.has_lookup()
+        self.lookup_enabled && self.shared.has_lookup()
     }
 
     fn per_cpu(&self) -> Self::PerCpu {
-        Rc::clone(&self.inner).cpu()
+        Rc::clone(&self.shared).cpu()
     }
 
     fn alloc(
@@ -97,7 +96,11 @@ impl<R: FreeProof + 'static> IovaAllocator for DynAlloc<R> {
     }
 
     fn find(&self, cpu: &mut Self::PerCpu, page: Pfn) -> Option<PfnRange> {
-        if self.finds { cpu.find(page) } else { None }
+        if self.lookup_enabled {
+            cpu.find(page)
+        } else {
+            None
+        }
     }
 
     fn free(&self, cpu: &mut Self::PerCpu, range: R) -> bool {
@@ -113,7 +116,7 @@ impl<R: FreeProof + 'static> IovaAllocator for DynAlloc<R> {
     }
 
     fn footprint(&self) -> usize {
-        self.inner.footprint()
+        self.shared.footprint()
     }
 }
 
@@ -124,15 +127,15 @@ impl<R: FreeProof + 'static> ReplayAlloc for DynAlloc<R> {
 
     fn without_find(self) -> Self {
         Self {
-            finds: false,
+            lookup_enabled: false,
             ..self
         }
     }
 
     fn replayed(trace: Rc<AllocTrace>) -> Self {
         Self {
-            inner: Rc::new(ReplayedAlloc::<R>::new(trace)),
-            finds: false,
+            shared: Rc::new(ReplayedAlloc::<R>::new(trace)),
+            lookup_enabled: false,
         }
     }
 }
@@ -140,9 +143,10 @@ impl<R: FreeProof + 'static> ReplayAlloc for DynAlloc<R> {
 /// Creates an allocator of any type that frees flushed ranges.
 ///
 /// # Errors
-/// Memory is short, or the mode has no allocator.
+/// Memory is short, or the mode has no allocator that frees flushed ranges: it has none, one of
+/// another type only (`shadow`, rings), or one that frees cleared ranges (`bitmap-paper`).
 pub(crate) fn dyn_alloc(env: &AllocEnv<'_>) -> Result<DynAlloc<Flushed>, LabError> {
-    let inner: Rc<dyn SharedAlloc<Flushed>> = match env.kind {
+    let shared: Rc<dyn SharedAlloc<Flushed>> = match env.kind {
         Alloc::CachedRbTree => Rc::new(rb_tree(env)?),
         Alloc::Eiovar(_) => Rc::new(eiovar(env)?),
         Alloc::Bitmap => Rc::new(bitmap(env)?),
@@ -155,7 +159,10 @@ pub(crate) fn dyn_alloc(env: &AllocEnv<'_>) -> Result<DynAlloc<Flushed>, LabErro
         Alloc::Contiguous => Rc::new(contiguous(env)?),
         _ => return Err(LabError::Internal("allocator without a composed form")),
     };
-    Ok(DynAlloc { inner, finds: true })
+    Ok(DynAlloc {
+        shared,
+        lookup_enabled: true,
+    })
 }
 
 /// Creates a bitmap of any type. It frees cleared ranges and requests a flush when it wraps.
@@ -163,11 +170,14 @@ pub(crate) fn dyn_alloc(env: &AllocEnv<'_>) -> Result<DynAlloc<Flushed>, LabErro
 /// # Errors
 /// Memory is short, or the mode has no bitmap.
 pub(crate) fn dyn_bitmap(env: &AllocEnv<'_>) -> Result<DynAlloc<Unmapped>, LabError> {
-    let inner: Rc<dyn SharedAlloc<Unmapped>> = match env.kind {
+    let shared: Rc<dyn SharedAlloc<Unmapped>> = match env.kind {
         Alloc::Bitmap => Rc::new(bitmap(env)?),
         Alloc::BitmapAsPublished => Rc::new(bitmap_as_published(env)?),
         Alloc::TableBitmap => Rc::new(table_bitmap(env)?),
         _ => return Err(LabError::Internal("no bitmap")),
     };
-    Ok(DynAlloc { inner, finds: true })
+    Ok(DynAlloc {
+        shared,
+        lookup_enabled: true,
+    })
 }

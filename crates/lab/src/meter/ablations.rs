@@ -22,8 +22,8 @@ pub trait Meter {
     fn chunk(&mut self, plan: &Plan) -> Result<(), LabError>;
     /// Returns the cycles by component of the chunks so far.
     fn finish(&self) -> Components;
-    /// Returns the largest number of refused maps in any timed replay, and the error of the first.
-    /// `None` if the layer refused no map.
+    /// Returns the largest number of refused maps of one replay, and the error of the first map
+    /// that it refused. The recorder counts as a replay. `None` if the layer refused no map.
     fn refusals(&self) -> Option<(u64, MapError)>;
     /// Returns the type name of the recorder's layer. It names the mode's allocator, table and
     /// flush policy.

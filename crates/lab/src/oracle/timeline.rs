@@ -77,6 +77,7 @@ impl Timeline {
         }
         let mut out = StaleBytes {
             bin_ns: wide.width_ns,
+            length_ns: end,
             mean_bytes: Vec::new(),
         };
         let mut open = 0i128;
@@ -104,6 +105,8 @@ impl Timeline {
 pub struct StaleBytes {
     /// Length of a part in nanoseconds; the last part may be shorter.
     pub bin_ns: u64,
+    /// Length of the whole time in nanoseconds.
+    pub length_ns: u64,
     /// Mean number of bytes in each part; at most 128 parts.
     pub mean_bytes: Vec<f64>,
 }
@@ -119,7 +122,7 @@ mod tests {
         timeline.open(50, Nanos(500 + 64));
         timeline.close(1000, Nanos(500 + 32));
         let bytes = timeline.until(Nanos(500 + 128));
-        assert_eq!(bytes.bin_ns, 1);
+        assert_eq!((bytes.bin_ns, bytes.length_ns), (1, 128));
         assert_eq!(bytes.mean_bytes.len(), 128);
         assert_eq!(bytes.mean_bytes[..32], [1000.0; 32]);
         assert_eq!(bytes.mean_bytes[32..64], [0.0; 32]);

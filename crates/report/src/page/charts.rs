@@ -30,8 +30,8 @@ pub(super) fn stale_bytes(rows: &[&Row]) -> Option<InlineSvg> {
         ..4_194_304.0 => (1024.0, "KiB"),
         _ => (1_048_576.0, "MiB"),
     };
-    let longest = |row: &&Row| row.stale_bytes.bin_ns * row.stale_bytes.mean_bytes.len() as u64;
-    let length = shown.iter().map(longest).max().unwrap_or(0);
+    let lengths = shown.iter().map(|row| row.stale_bytes.length_ns);
+    let length = lengths.max().unwrap_or(0);
     let (second, x) = match length {
         ..10_000_000 => (1e3, "us since the first unmap"),
         10_000_000..10_000_000_000 => (1e6, "ms since the first unmap"),
@@ -39,8 +39,10 @@ pub(super) fn stale_bytes(rows: &[&Row]) -> Option<InlineSvg> {
     };
     let series = shown.iter().map(|row| {
         let bytes = &row.stale_bytes;
+        let (width, end) = (bytes.bin_ns as f64, bytes.length_ns as f64);
         let points = bytes.mean_bytes.iter().enumerate().map(|(bin, mean)| {
-            let middle = (bin as f64 + 0.5) * bytes.bin_ns as f64;
+            let start = bin as f64 * width;
+            let middle = (start + (start + width).min(end)) / 2.0;
             (middle / second, mean / unit)
         });
         Series::line(row.mode.clone(), points.collect())
@@ -79,6 +81,37 @@ pub(super) fn powers_of_two(title: &str, x: &'static str, counts: &Histogram) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringfence_lab::oracle::StaleBytes;
+
+    fn row(mode: &str, safety: &str, byte_seconds: f64, stale_bytes: StaleBytes) -> Row {
+        Row {
+            mode: mode.into(),
+            safety: safety.into(),
+            stale_byte_seconds: byte_seconds,
+            stale_bytes,
+            ..Row::of_run(true, true)
+        }
+    }
+
+    /// The last part ends with the trace. The parts of a hostile trace span 2^64 ns.
+    #[test]
+    fn the_time_of_released_bytes_ends_with_the_trace() {
+        for (bin_ns, length_ns, parts, end) in [
+            // From 5 to 12 ms, the middles of the first part and of the last one.
+            (10_000_000, 14_000_000, 2, ">12<"),
+            (1 << 57, u64::MAX, 128, "s since the first unmap"),
+        ] {
+            let bytes = StaleBytes {
+                bin_ns,
+                length_ns,
+                mean_bytes: vec![4096.0; parts],
+            };
+            let row = row("lazy", "bounded", 1.0, bytes);
+            let plot = stale_bytes(&[&row]).unwrap();
+            let drawn = plot.markup();
+            assert!(drawn.contains(end), "{drawn}");
+        }
+    }
 
     #[test]
     fn bars_name_their_ranges_and_end_at_the_last_count() {

@@ -118,6 +118,7 @@ fn row(trace: &str, mode: &str, safety: &str, cycles: f64, throughput: f64) -> R
         stale_byte_seconds: through as f64,
         stale_bytes: StaleBytes {
             bin_ns: 1000,
+            length_ns: 100_000,
             mean_bytes: vec![4096.0; 100],
         },
         release_delay_max_ns: 50_000,

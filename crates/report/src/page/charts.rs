@@ -7,11 +7,19 @@ use ringfence_trace::Histogram;
 use crate::plot::{InlineSvg, histogram, inline_lines};
 
 /// Most lines of the plot of released bytes.
-const MAX_LINES: usize = 7;
+pub(super) const MAX_LINES: usize = 7;
+
+/// The plot of released bytes, with the modes of the most byte-seconds.
+#[derive(Debug)]
+pub(super) struct StaleBytesPlot {
+    pub(super) svg: InlineSvg,
+    /// Number of modes with protection that expose released bytes and have no line.
+    pub(super) left_out: usize,
+}
 
 /// Returns the plot of the released bytes that a device still reaches, over time; `None` if no
-/// mode with protection exposes any.
-pub(super) fn stale_bytes(rows: &[&Row]) -> Option<InlineSvg> {
+/// mode with protection exposes any. Modes of safety `none` have no line.
+pub(super) fn stale_bytes(rows: &[&Row]) -> Option<StaleBytesPlot> {
     let mut shown: Vec<&Row> = rows
         .iter()
         .copied()
@@ -19,6 +27,7 @@ pub(super) fn stale_bytes(rows: &[&Row]) -> Option<InlineSvg> {
         .filter(|row| !row.stale_bytes.mean_bytes.is_empty())
         .collect();
     shown.sort_by(|a, b| b.stale_byte_seconds.total_cmp(&a.stale_byte_seconds));
+    let left_out = shown.len().saturating_sub(MAX_LINES);
     shown.truncate(MAX_LINES);
     let all = shown.iter().flat_map(|row| &row.stale_bytes.mean_bytes);
     let most = all.copied().fold(0.0, f64::max);
@@ -47,13 +56,14 @@ pub(super) fn stale_bytes(rows: &[&Row]) -> Option<InlineSvg> {
         });
         Series::line(row.mode.clone(), points.collect())
     });
-    Some(inline_lines(&Figure {
+    let svg = inline_lines(&Figure {
         title: "Released bytes that the device still reaches, over time".into(),
         x,
         y,
         log_x: false,
         series: series.collect(),
-    }))
+    });
+    Some(StaleBytesPlot { svg, left_out })
 }
 
 /// Returns a histogram whose bar n counts the values from 2^n to 2^(n+1) - 1; `None` if all counts
@@ -93,6 +103,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn lines_are_those_of_the_protecting_modes_that_expose_most() {
+        let bytes = || StaleBytes {
+            bin_ns: 10,
+            length_ns: 20,
+            mean_bytes: vec![4096.0; 2],
+        };
+        let unsafe_rows = [
+            row("as-published", "none", 99.0, bytes()),
+            row("strict", "strict", 0.0, StaleBytes::default()),
+        ];
+        assert!(stale_bytes(&unsafe_rows.each_ref()).is_none());
+        let lazy = (0..10).map(|n| row(&format!("lazy-{n}"), "bounded", f64::from(n + 1), bytes()));
+        let rows: Vec<Row> = unsafe_rows.into_iter().chain(lazy).collect();
+        for (count, left_out) in [(3, 0), (9, 0), (10, 1), (12, 3)] {
+            let rows: Vec<&Row> = rows.iter().take(count).collect();
+            let plot = stale_bytes(&rows).unwrap();
+            assert_eq!(plot.left_out, left_out);
+            let drawn = |row: &&&Row| plot.svg.markup().contains(&format!(">{}<", row.mode));
+            let drawn: Vec<&str> = rows.iter().filter(drawn).map(|row| &*row.mode).collect();
+            let expected: Vec<&str> = rows[2 + left_out..].iter().map(|row| &*row.mode).collect();
+            assert_eq!(drawn, expected);
+        }
+    }
+
     /// The last part ends with the trace. The parts of a hostile trace span 2^64 ns.
     #[test]
     fn the_time_of_released_bytes_ends_with_the_trace() {
@@ -108,7 +143,7 @@ mod tests {
             };
             let row = row("lazy", "bounded", 1.0, bytes);
             let plot = stale_bytes(&[&row]).unwrap();
-            let drawn = plot.markup();
+            let drawn = plot.svg.markup();
             assert!(drawn.contains(end), "{drawn}");
         }
     }

@@ -4,7 +4,7 @@ use ringfence_lab::row::Row;
 use ringfence_lab::size::{RingAdvice, TraceSizing};
 use ringfence_trace::{Histogram, Info, Pages};
 
-use super::charts::{powers_of_two, stale_bytes};
+use super::charts::{MAX_LINES, powers_of_two, stale_bytes};
 use super::html::{Html, name, short_name};
 use super::table::{Heading, SortableTable, TableCell, grid_table};
 use crate::data::{Report, TraceNotes};
@@ -106,15 +106,20 @@ pub(super) fn windows(html: &mut Html, rows: &[&Row]) {
                 &[],
                 "Released bytes that the device still reaches, over time",
             );
-            html.plot("Released bytes over time", &plot);
+            html.plot("Released bytes over time", &plot.svg);
             html.markup("</figure>\n<div>");
-            html.element(
-                "p",
-                &[("class", "faint")],
-                "Each point is the mean of at most 128 equal parts of the trace. Modes without a \
-                line expose no released byte. The mode none exposes all memory at all times and \
-                is not drawn.",
+            let rest = match plot.left_out {
+                0 => "All other modes without a line expose no released byte.".to_owned(),
+                left_out => format!(
+                    "The plot shows the {MAX_LINES} modes with the most byte-seconds. The tables \
+                    have {left_out} more that expose released bytes."
+                ),
+            };
+            let text = format!(
+                "Each point is the mean of one of at most 128 equal parts of the trace. Modes of \
+                safety none are not drawn. {rest}"
             );
+            html.element("p", &[("class", "faint")], &text);
             html.markup("</div></div>\n");
         }
         None => {

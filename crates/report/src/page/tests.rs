@@ -246,6 +246,29 @@ fn the_verdict_comes_first_and_says_what_to_do_why_and_what_remains() {
     );
 }
 
+/// A reader chooses protection by this plot, so the page says which modes it leaves out.
+#[test]
+fn the_page_names_the_modes_without_a_line_of_released_bytes() {
+    const EXPOSE_NOTHING: &str = "All other modes without a line expose no released byte.";
+    let mut results = Results::named("sample", 1);
+    let page = results.page();
+    assert!(page.contains(EXPOSE_NOTHING), "{page}");
+    assert!(page.contains("Modes of safety none are not drawn."));
+    // The results have one mode with windows, and the plot has seven lines.
+    for (more, left_out) in [(6, 0), (7, 1), (9, 3)] {
+        results.report.results.truncate(3);
+        for index in 0..more {
+            let mode = format!("lazy-{index}");
+            let row = row("sample", &mode, "bounded", 700.0, 0.57);
+            results.report.results.push(row);
+        }
+        let page = results.page();
+        assert_eq!(page.contains(EXPOSE_NOTHING), left_out == 0, "{more}");
+        let counted = format!("The tables have {left_out} more that expose released bytes.");
+        assert_eq!(page.contains(&counted), left_out > 0, "{more}: {page}");
+    }
+}
+
 #[test]
 fn without_cycles_the_page_recommends_nothing_and_names_the_safe_modes() {
     let mut results = Results::named("sample", 1);

@@ -4,7 +4,7 @@
 //! The panels have separate scales, because a modelled invalidation is fifty times the measured
 //! cost of a good layer. On a common scale one would hide the other.
 
-use super::scale::{Linear, drawable, end_of_bars};
+use super::scale::{Linear, drawable, end_of_bars, tick_text};
 use super::svg::{Anchor, COLOURS, InlineSvg, Svg, text_width};
 use crate::number::cycles;
 use ringfence_lab::MachineProfile;
@@ -153,7 +153,8 @@ fn frame(svg: &mut Svg, scale: &Linear, bottom: f64, what: &str) {
         let x = scale.at(tick);
         let class = if tick == 0.0 { "axis" } else { "grid" };
         svg.line((x, TOP - 4.0), (x, bottom), class);
-        svg.text(x, TOP - 8.0, Anchor::Middle, "faint", &cycles(tick));
+        let text = tick_text(tick, scale.step);
+        svg.text(x, TOP - 8.0, Anchor::Middle, "faint", &text);
     }
 }
 

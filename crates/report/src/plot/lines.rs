@@ -1,8 +1,7 @@
 //! Plots of lines and crosses over two scales, the form of most figures in the papers.
 
-use super::scale::{Linear, drawable};
+use super::scale::{Linear, drawable, tick_text};
 use super::svg::{Anchor, COLOURS, InlineSvg, Svg, text_width};
-use crate::number::cycles;
 use ringfence_experiments::Figure;
 
 /// Narrow enough that letters stay readable when a phone shrinks the drawing to its screen.
@@ -60,7 +59,8 @@ impl XAxis {
         LEFT + self.share(x) * (WIDTH - LEFT - RIGHT)
     }
 
-    fn ticks(&self) -> Vec<f64> {
+    /// Returns the values that get a number, and the numbers.
+    fn ticks(&self) -> Vec<(f64, String)> {
         if self.log {
             let powers = (-3..12).flat_map(|power| {
                 let one = 10f64.powi(power);
@@ -68,6 +68,7 @@ impl XAxis {
             });
             return powers
                 .filter(|x| (self.low..=self.high).contains(x))
+                .map(|x| (x, tick_text(x, x)))
                 .collect();
         }
         let step = Linear::reaching(self.high - self.low, 0.0, 1.0).step;
@@ -75,6 +76,7 @@ impl XAxis {
         (first..first + 20)
             .map(|n| n as f64 * step)
             .take_while(|x| *x <= self.high)
+            .map(|x| (x, tick_text(x, step)))
             .collect()
     }
 }
@@ -122,16 +124,10 @@ fn draw(figure: &Figure) -> Svg {
             &tick_text(tick, up.step),
         );
     }
-    for tick in across.ticks() {
+    for (tick, text) in across.ticks() {
         let x = across.at(tick);
         svg.line((x, bottom), (x, bottom + 4.0), "axis");
-        svg.text(
-            x,
-            bottom + 17.0,
-            Anchor::Middle,
-            "faint",
-            &tick_text(tick, 1.0),
-        );
+        svg.text(x, bottom + 17.0, Anchor::Middle, "faint", &text);
     }
     let middle = (LEFT + WIDTH - RIGHT) / 2.0;
     svg.text(middle, bottom + 36.0, Anchor::Middle, "faint", figure.x);
@@ -168,17 +164,6 @@ fn draw(figure: &Figure) -> Svg {
     svg
 }
 
-fn tick_text(value: f64, step: f64) -> String {
-    if step < 1.0 {
-        format!("{value:.2}")
-            .trim_end_matches('0')
-            .trim_end_matches('.')
-            .to_owned()
-    } else {
-        cycles(value).trim_end_matches(".0").to_owned()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,6 +195,27 @@ mod tests {
                 assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
                 assert!(drawn.contains("a &lt; b &amp; c"));
                 assert!(drawn.ends_with("</svg>\n"));
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_below_an_axis_have_the_decimals_of_their_ticks() {
+        for (log_x, from, to, numbers) in [
+            (false, 0.0, 1.0, ["0.25", "0.75"]),
+            (false, 0.0, 10.5, ["2.5", "7.5"]),
+            (true, 0.02, 0.5, ["0.02", "0.05"]),
+        ] {
+            let figure = Figure {
+                title: String::new(),
+                x: "x",
+                y: "y",
+                log_x,
+                series: vec![Series::line("line", vec![(from, 100.0), (to, 100.0)])],
+            };
+            let drawn = lines(&figure);
+            for number in numbers {
+                assert!(drawn.contains(&format!(">{number}<")), "{number}: {drawn}");
             }
         }
     }

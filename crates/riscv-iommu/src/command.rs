@@ -7,6 +7,9 @@
 //! | `IOFENCE.C` | 10 AV, 11 WSI, 12 PR, 13 PW, 32..=63 DATA | 0..=61 ADDR\[63:2\] |
 //! | `IODIR` | 12..=31 PID, 33 DV, 40..=63 DID | |
 //! | `ATS` | 12..=31 PID, 32 PV, 33 DSV, 40..=55 RID, 56..=63 DSEG | PAYLOAD |
+//!
+//! The PAYLOAD of `ATS.INVAL` has 0 G, 11 S and 12..=63 the address. That of `ATS.PRGR` has 32..=40
+//! the page-request group, 44..=47 the response code and 48..=63 the destination ID.
 
 use ringfence_types::{PfnBlock, PhysAddr};
 
@@ -38,8 +41,14 @@ const DSV: u64 = 1 << 33;
 /// G and S of the payload of `ATS.INVAL`.
 const ATS_GLOBAL: u64 = 1;
 const ATS_SIZE: u64 = 1 << 11;
-/// Binary logarithm of the most pages of a block. Larger ones have no encoding beside "all
-/// addresses".
+/// Fields of the payload of `ATS.PRGR`.
+const PRGR_GROUP: u64 = 0x1ff;
+const PRGR_GROUP_SHIFT: u32 = 32;
+const PRGR_CODE: u64 = 0xf;
+const PRGR_CODE_SHIFT: u32 = 44;
+const PRGR_DESTINATION_SHIFT: u32 = 48;
+/// Binary logarithm of the most pages of a block. The driver invalidates all addresses instead of a
+/// larger block.
 pub(crate) const LARGEST_ORDER: u32 = 50;
 
 /// Returns the page number with the size of the block in its low bits ("NAPOT range").
@@ -189,8 +198,14 @@ impl Command {
                 group,
                 code,
             } => {
-                let payload = (group as u64 & 0x1ff) << 32 | (code as u64 & 0xf) << 44;
-                [ATS | FUNC_1 | rid(device) | pasid(process), payload]
+                let group = (group as u64 & PRGR_GROUP) << PRGR_GROUP_SHIFT;
+                let code = (code as u64 & PRGR_CODE) << PRGR_CODE_SHIFT;
+                // The message is routed by the RID; the segment is that of the command.
+                let destination = (device as u64 & 0xffff) << PRGR_DESTINATION_SHIFT;
+                [
+                    ATS | FUNC_1 | rid(device) | pasid(process),
+                    destination | code | group,
+                ]
             }
         }
     }

@@ -243,16 +243,20 @@ fn page_requests_are_answered() {
     let mut unit = start(&machine, &model, &frames, options);
     let first = Translation::FirstStage(table(0x4000, Levels::Three));
     for (tagged, response, expected) in [
-        (false, PageResponse::Success, [9 << 40 | 0x84, 5 << 32]),
+        (
+            false,
+            PageResponse::Success,
+            [9 << 40 | 0x84, 9 << 48 | 5 << 32],
+        ),
         (
             true,
             PageResponse::InvalidRequest,
-            [9 << 40 | 1 << 32 | 7 << 12 | 0x84, 0x1005 << 32],
+            [9 << 40 | 1 << 32 | 7 << 12 | 0x84, 0x9_1005 << 32],
         ),
         (
             true,
             PageResponse::Failure,
-            [9 << 40 | 1 << 32 | 7 << 12 | 0x84, 0xf005 << 32],
+            [9 << 40 | 1 << 32 | 7 << 12 | 0x84, 0x9_f005 << 32],
         ),
     ] {
         let ats = Ats {

@@ -193,6 +193,13 @@ impl<'a> Model<'a> {
                 low >> 11 & 1 == 0 || state.fctl & 2 != 0
             }
             4 | 0x84 => {
+                // ATS.PRGR: the device that receives the message is that of the command.
+                if low & 0x3ff == 0x84 && high >> 48 != low >> 40 & 0xffff {
+                    let (to, rid) = (high >> 48, low >> 40 & 0xffff);
+                    state
+                        .misuse
+                        .push(format!("page response of {rid:#x} to {to:#x}"));
+                }
                 state.timed_out |= low & 0x3ff == 4 && state.behaviour == Behaviour::DeviceTimesOut;
                 state.capabilities >> 25 & 1 != 0
             }

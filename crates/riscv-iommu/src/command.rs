@@ -13,6 +13,8 @@
 
 use ringfence_types::{PfnBlock, PhysAddr};
 
+use crate::options::Segments;
+
 const IOTINVAL: u64 = 1;
 const IOFENCE: u64 = 2;
 const IODIR: u64 = 3;
@@ -143,8 +145,8 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Returns the two doublewords of the command.
-    pub(crate) const fn encode(&self) -> [u64; 2] {
+    /// Returns the two doublewords of the command, for a unit that serves `segments`.
+    pub(crate) const fn encode(&self, segments: Segments) -> [u64; 2] {
         match *self {
             Self::FirstStage {
                 guest,
@@ -190,7 +192,8 @@ impl Command {
                     Some(block) => payload(block),
                     None => !(1 << 63) & !0xfff | ATS_SIZE,
                 };
-                [ATS | rid(device) | pasid(process), payload | global]
+                let rid = rid(device, segments);
+                [ATS | rid | pasid(process), payload | global]
             }
             Self::PageResponse {
                 device,
@@ -202,8 +205,9 @@ impl Command {
                 let code = (code as u64 & PRGR_CODE) << PRGR_CODE_SHIFT;
                 // The message is routed by the RID; the segment is that of the command.
                 let destination = (device as u64 & 0xffff) << PRGR_DESTINATION_SHIFT;
+                let rid = rid(device, segments);
                 [
-                    ATS | FUNC_1 | rid(device) | pasid(process),
+                    ATS | FUNC_1 | rid | pasid(process),
                     destination | code | group,
                 ]
             }
@@ -226,9 +230,12 @@ const fn pid(process: u32) -> u64 {
     (process as u64 & 0xf_ffff) << PID_SHIFT
 }
 
-/// RID, and DSEG with DSV if the device lies in a segment other than 0.
-const fn rid(device: u32) -> u64 {
-    let segment = if device >> 16 != 0 { DSV } else { 0 };
+/// RID, and DSEG with DSV if the unit serves several segments.
+const fn rid(device: u32, segments: Segments) -> u64 {
+    let segment = match segments {
+        Segments::One => 0,
+        Segments::Several => DSV,
+    };
     did(device) | segment
 }
 

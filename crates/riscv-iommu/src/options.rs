@@ -16,10 +16,12 @@ pub enum Interrupts {
 /// Options of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Options {
-    /// Bits of the device ids that the directory must reach. The driver selects the smallest mode
-    /// of the unit that has them.
+    /// Bits of the device ids that the directory must reach, at least those of `segment`. The
+    /// driver selects the smallest mode of the unit that has them. More than 16 bits: the unit
+    /// serves several PCI segments, and commands to device TLBs name the segment.
     pub device_id_bits: u32,
-    /// PCI segment of the devices: bits 16 to 23 of their device ids.
+    /// PCI segment of the devices: bits 16 to 23 of their device ids. A segment other than 0 makes
+    /// the directory reach all its requester IDs.
     pub segment: u8,
     /// Entries of the command queue: a power of two from 16 to 256. One entry stays unused.
     pub command_entries: u32,
@@ -42,6 +44,41 @@ pub struct Options {
     /// before it maps it. Without this the device could read what a page held before it was
     /// cleared, so a unit with Svpbmt has no first stage of guests.
     pub coherent_guests: bool,
+}
+
+/// Bits of a requester ID.
+const REQUESTER_BITS: u32 = 16;
+
+/// The PCI segments that a unit serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Segments {
+    /// One: a requester ID names a device.
+    One,
+    /// Several: a requester ID needs its segment.
+    Several,
+}
+
+impl Options {
+    /// Returns the bits of the device ids that the directory must reach.
+    pub(crate) const fn directory_bits(&self) -> u32 {
+        let of_segment = match self.segment.checked_ilog2() {
+            Some(highest) => REQUESTER_BITS + 1 + highest,
+            None => 0,
+        };
+        if self.device_id_bits > of_segment {
+            self.device_id_bits
+        } else {
+            of_segment
+        }
+    }
+
+    pub(crate) const fn segments(&self) -> Segments {
+        if self.directory_bits() > REQUESTER_BITS {
+            Segments::Several
+        } else {
+            Segments::One
+        }
+    }
 }
 
 impl Default for Options {

@@ -74,14 +74,9 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             return Err(UnitError::Absent);
         }
         let capabilities = Capabilities::decode(raw);
-        check(&capabilities, &options)?;
+        let shape = check(&capabilities, &options)?;
         reset(&registers, &capabilities, options.poll_limit)?;
         set_features(&registers, &capabilities, &options)?;
-        let (shape, _) = modes(&capabilities, &options)
-            .next()
-            .ok_or(UnitError::DirectoryBits {
-                bits: options.device_id_bits,
-            })?;
         let parts = Parts::allocate(shape, &tables(&memory, &options), frames, &options)?;
         let mut unit = Self {
             registers,
@@ -151,7 +146,7 @@ fn modes(
         true => EXTENDED,
         false => BASE,
     };
-    let needed = options.device_id_bits;
+    let needed = options.directory_bits();
     (1..)
         .zip(DDTP_1LVL..)
         .zip(bits)
@@ -166,7 +161,8 @@ fn modes(
         })
 }
 
-fn check(capabilities: &Capabilities, options: &Options) -> Result<(), UnitError> {
+/// Checks `options` before the first write of a register. Returns the smallest directory for them.
+fn check(capabilities: &Capabilities, options: &Options) -> Result<Shape, UnitError> {
     if capabilities.version >> 4 != VERSION {
         return Err(UnitError::UnsupportedVersion(capabilities.version));
     }
@@ -185,7 +181,10 @@ fn check(capabilities: &Capabilities, options: &Options) -> Result<(), UnitError
             return Err(UnitError::QueueEntries { entries });
         }
     }
-    Ok(())
+    let bits = options.directory_bits();
+    let mut modes = modes(capabilities, options);
+    let (shape, _) = modes.next().ok_or(UnitError::DirectoryBits { bits })?;
+    Ok(shape)
 }
 
 /// Blocks all devices and disables the queues, whatever firmware or an earlier kernel left.

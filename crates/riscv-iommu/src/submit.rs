@@ -163,12 +163,13 @@ impl<R: Registers, M: PhysMemory> Unit<R, M> {
             page_commands: self.options.page_commands,
         };
         let tables = tables(&self.memory, &self.options);
+        let segments = self.options.segments();
         let begin = self.commands.index;
         let mut pushed = Ok(());
         let queue = &mut self.commands;
         let mut push = |command: Command| {
             if pushed.is_ok() {
-                pushed = queue.push(&tables, command.encode());
+                pushed = queue.push(&tables, command.encode(segments));
             }
         };
         plan(&planner, &mut push);

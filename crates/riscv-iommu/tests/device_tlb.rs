@@ -92,6 +92,51 @@ fn device_tlbs_follow_the_caches_of_the_unit() {
     assert!(model.take_log().iter().all(|command| *command != FENCE));
 }
 
+/// With several segments, each command names the segment of its device, also segment 0.
+#[test]
+fn commands_name_the_segment_if_there_are_several() {
+    let machine = Machine::new();
+    let model = Model::new(&machine.memory, CAPABILITIES);
+    let frames = machine.frames();
+    const DSV: u64 = 1 << 33;
+    for (device_id_bits, segment, qualified) in [
+        (16, 0, 0),
+        (17, 0, DSV),
+        (24, 0, DSV),
+        (16, 3, DSV | 3 << 56),
+        (24, 0xff, DSV | 0xff << 56),
+    ] {
+        let options = Options {
+            device_id_bits,
+            segment,
+            page_request_entries: Some(16),
+            ..options()
+        };
+        let mut unit = start(&machine, &model, &frames, options);
+        let ats = Ats {
+            page_requests: true,
+            ..Ats::default()
+        };
+        let first = Translation::FirstStage(table(0x4000, Levels::Three));
+        unit.attach_with_ats(&frames, device(9), domain(1), &first, Some(ats))
+            .unwrap();
+        model.take_log();
+        unit.submit(pages(1, 5, 1)).unwrap();
+        let expected = [qualified | 9 << 40 | 4, 0x5000];
+        assert_eq!(behind_fence(&model.take_log()), [expected]);
+        let id = u64::from(segment) << 16 | 9;
+        model.record(PQ, &[id << 40, 0x5000 | 5 << 3 | 0b111]);
+        let Some(PageRequestEvent::Request(request)) = unit.next_page_request() else {
+            panic!("no request");
+        };
+        unit.respond(&request, PageResponse::Success).unwrap();
+        let expected = [qualified | 9 << 40 | 0x84, 9 << 48 | 5 << 32];
+        assert_eq!(model.take_log().first(), Some(&expected));
+        assert!(model.state.borrow().misuse.is_empty());
+        unit.disable(&frames).map_err(|(_, error)| error).unwrap();
+    }
+}
+
 /// A removed or hostile device stops the queue at each invalidation of its TLB. It must not keep
 /// the unit from serving the others.
 #[test]

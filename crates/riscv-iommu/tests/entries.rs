@@ -147,9 +147,23 @@ fn the_segment_is_part_of_the_device_id() {
     assert_eq!(model.read(0x2_1234, None, 0x5000), Ok(0x5000));
     assert_eq!(model.read(0x1234, None, 0x5000), Err(258));
     unit.disable(&frames).map_err(|(_, error)| error).unwrap();
-    let mut unit = start(&machine, &model, &frames, options(15));
-    let beyond = UnitError::DeviceBeyondDirectory { device: device(9) };
-    assert_eq!(unit.pass_through(&frames, device(9)), Err(beyond));
+    // The segment needs a larger directory than the option alone.
+    for bits in [0, 15, 16] {
+        let mut unit = start(&machine, &model, &frames, options(bits));
+        assert_eq!(unit.device_id_bits(), 24);
+        unit.pass_through(&frames, device(9)).unwrap();
+        assert_eq!(model.read(0x2_0009, None, 0x5000), Ok(0x5000));
+        unit.disable(&frames).map_err(|(_, error)| error).unwrap();
+    }
+    // Within the options, a directory may still not reach every requester ID of segment 0.
+    let small = Options {
+        segment: 0,
+        ..options(15)
+    };
+    let mut unit = start(&machine, &model, &frames, small);
+    let far = device(0x8000);
+    let beyond = UnitError::DeviceBeyondDirectory { device: far };
+    assert_eq!(unit.pass_through(&frames, far), Err(beyond));
 }
 
 /// The unit does not snoop: entries and commands reach memory before the doorbell.

@@ -116,6 +116,30 @@ pub enum UnitError {
     Invalidation(InvalidationError),
 }
 
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LittleEndian => f.write_str("little-endian tables and queues"),
+            Self::Gxl64 => f.write_str("second-stage schemes of RV64"),
+            Self::WiredInterrupts => f.write_str("interrupts by wire"),
+            Self::MessageInterrupts => f.write_str("interrupts by message"),
+            Self::FirstStage(levels) => {
+                write!(f, "first-stage tables of Sv{}", levels.width())
+            }
+            Self::SecondStage(levels) => {
+                write!(f, "second-stage tables of Sv{}x4", levels.width())
+            }
+            Self::ProcessBits(bits) => write!(f, "process directories of {bits} bits"),
+            Self::MsiTranslation => f.write_str("MSI page tables"),
+            Self::Ats => f.write_str("address translation services"),
+            Self::GuestAddressCompletions => {
+                f.write_str("guest-physical addresses in translation completions")
+            }
+            Self::CoherentGuests => f.write_str("a guest's first stage without coherent guests"),
+        }
+    }
+}
+
 impl From<TableError> for UnitError {
     fn from(error: TableError) -> Self {
         Self::Table(error)
@@ -138,7 +162,11 @@ impl fmt::Display for UnitError {
                     "version {version:#x} of the specification is unsupported"
                 )
             }
-            Self::Unsupported(feature) => write!(f, "the unit does not support {feature:?}"),
+            Self::Unsupported(Feature::CoherentGuests) => f.write_str(
+                "a guest's first stage can bypass the CPU caches: set Options::coherent_guests if \
+                 the platform prevents it",
+            ),
+            Self::Unsupported(feature) => write!(f, "the unit does not support {feature}"),
             Self::Rejected { register } => write!(f, "the unit rejected the value of {register}"),
             Self::TimedOut { register } => {
                 write!(f, "the unit did not complete the operation of {register}")

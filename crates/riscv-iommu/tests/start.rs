@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::model::PQ;
 use common::{ATS, BASE, Behaviour, END, MSI_FLAT, Machine, Model, device, options, start};
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_pgtable::TableError;
@@ -9,6 +10,8 @@ use ringfence_riscv_iommu::{Feature, Interrupts, Options, Register, Unit, UnitEr
 use ringfence_types::InvalidationError;
 
 const CAPABILITIES: u64 = BASE | MSI_FLAT;
+/// IGS: interrupts by wire only.
+const WIRES: u64 = 1 << 28;
 
 #[test]
 fn a_unit_that_cannot_start_leaves_no_frames() {
@@ -22,7 +25,7 @@ fn a_unit_that_cannot_start_leaves_no_frames() {
         options
     };
     type Prepare = fn(&mut common::model::State);
-    let cases: [(u64, Prepare, Options, UnitError); 16] = [
+    let cases: [(u64, Prepare, Options, UnitError); 20] = [
         (
             CAPABILITIES,
             |s| s.behaviour = Behaviour::Absent,
@@ -92,6 +95,31 @@ fn a_unit_that_cannot_start_leaves_no_frames() {
             UnitError::DirectoryBits { bits: 25 },
         ),
         (
+            CAPABILITIES & !MSI_FLAT,
+            |_| (),
+            with(|o| (o.device_id_bits, o.segment) = (25, 1)),
+            UnitError::DirectoryBits { bits: 25 },
+        ),
+        // WSI does not stick. The queue's base does not stick.
+        (
+            CAPABILITIES | WIRES,
+            |_| (),
+            with(|o| o.interrupts = Interrupts::Wired),
+            rejected(Register::Fctl),
+        ),
+        (
+            CAPABILITIES,
+            |s| s.behaviour = Behaviour::KeepsBase(0),
+            plain,
+            rejected(Register::Cqb),
+        ),
+        (
+            CAPABILITIES,
+            |s| s.behaviour = Behaviour::KeepsBase(1),
+            plain,
+            rejected(Register::Fqb),
+        ),
+        (
             CAPABILITIES,
             |_| (),
             with(|o| o.command_entries = 8),
@@ -120,11 +148,38 @@ fn a_unit_that_cannot_start_leaves_no_frames() {
         assert_eq!(frames.in_use(), 0, "{expected}");
         assert!(!expected.to_string().is_empty());
     }
-    let wired = with(|options| options.interrupts = Interrupts::Wired);
+    for (capabilities, interrupts, feature) in [
+        (CAPABILITIES, Interrupts::Wired, Feature::WiredInterrupts),
+        (
+            CAPABILITIES | WIRES,
+            Interrupts::Messages,
+            Feature::MessageInterrupts,
+        ),
+    ] {
+        let options = Options {
+            interrupts,
+            ..plain
+        };
+        let machine = Machine::new();
+        let model = Model::new(&machine.memory, capabilities);
+        let found = Unit::new(&model, &machine.memory, &machine.frames(), options).map(drop);
+        assert_eq!(found, Err(unsupported(feature)));
+    }
+}
+
+/// Options that no mode of the unit satisfies are found before the unit is reset.
+#[test]
+fn a_refused_option_leaves_the_unit_running() {
     let machine = Machine::new();
     let model = Model::new(&machine.memory, CAPABILITIES);
-    let found = Unit::new(&model, &machine.memory, &machine.frames(), wired).map(drop);
-    assert_eq!(found, Err(unsupported(Feature::WiredInterrupts)));
+    model.state.borrow_mut().ddtp = 0x9999 << 10 | 4;
+    let options = Options {
+        device_id_bits: 25,
+        ..options()
+    };
+    let found = Unit::new(&model, &machine.memory, &machine.frames(), options).map(drop);
+    assert_eq!(found, Err(UnitError::DirectoryBits { bits: 25 }));
+    assert_eq!(model.state.borrow().ddtp, 0x9999 << 10 | 4);
 }
 
 #[test]
@@ -150,18 +205,19 @@ fn frames_run_out_without_a_leak_at_the_start() {
 #[test]
 fn a_unit_in_use_is_taken_over() {
     let machine = Machine::new();
-    let model = Model::new(&machine.memory, CAPABILITIES | END);
+    let model = Model::new(&machine.memory, CAPABILITIES | END | ATS);
     {
         let mut state = model.state.borrow_mut();
         state.ddtp = 0x9999 << 10 | 4;
         state.fctl = 1;
         state.fctl_writable = 1;
-        state.csr = [0x1_0001 | 1 << 10, 0x1_0001, 0];
+        state.csr = [0x1_0001 | 1 << 10, 0x1_0001, 0x1_0001];
         state.caches.devices.insert(9, [1, 0, 0, 0, 0, 0, 0]);
     }
     let frames = machine.frames();
     let mut unit = start(&machine, &model, &frames, options());
     assert_eq!(model.read(9, None, 0x5000), Err(258));
+    assert_eq!(model.state.borrow().csr[PQ], 0, "its queue is not ours");
     unit.pass_through(&frames, device(9)).unwrap();
     let state = model.state.borrow();
     assert!(state.misuse.is_empty(), "{:?}", state.misuse);

@@ -31,6 +31,8 @@ pub enum Behaviour {
     Off(u64),
     /// The queue whose register is at the offset does not turn off. Commands are not executed.
     StaysOn(u64),
+    /// The base register of the queue with this number keeps its value.
+    KeepsBase(usize),
     /// Writes do not clear the bits of lost records.
     KeepsLosses,
     /// The unit cannot read commands.
@@ -346,7 +348,9 @@ impl Registers for Model<'_> {
                 if state.csr[queue] & (ON | BUSY) != 0 {
                     state.misuse.push(format!("base {queue} while on"));
                 }
-                state.base[queue] = value;
+                if state.behaviour != Behaviour::KeepsBase(queue) {
+                    state.base[queue] = value;
+                }
             }
             _ => panic!("write of {offset}"),
         }

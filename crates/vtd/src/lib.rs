@@ -87,5 +87,5 @@ mod unit;
 pub use attachment::Translation;
 pub use capabilities::Capabilities;
 pub use error::{Feature, Register, UnitError};
-pub use fault::{Fault, FaultRecord, Request};
+pub use fault::{Fault, FaultRecord, InterruptFault, Request};
 pub use unit::{Interface, Mode, Options, Unit};

@@ -148,6 +148,9 @@ impl<T: Stage> Family for Vtd<'_, T> {
             None => return Ok(None),
             Some(FaultRecord::Lost) => return Ok(Some(Reported::Lost)),
             Some(FaultRecord::Malformed(raw)) => bail!("malformed fault record {raw:x?}"),
+            Some(FaultRecord::Interrupt(fault)) => {
+                bail!("fault of an interrupt request {fault:x?}")
+            }
             Some(FaultRecord::Fault(fault)) => fault,
         };
         let access = match fault.request {

@@ -97,7 +97,7 @@ mod unit;
 
 pub use capabilities::{Capabilities, StallModel};
 pub use command_queue::CommandError;
-pub use error::{Feature, UnitError};
+pub use error::{Feature, UnitError, UnitQueue};
 pub use event::{Class, EventRecord, EventType, FaultEvent, Loss, StageFault, Transaction};
 pub use options::{Interrupts, Options};
 pub use registers::Register;

@@ -6,7 +6,7 @@ use crate::attachments::Attachments;
 use crate::capabilities::{Capabilities, StallModel};
 use crate::command_queue::{COMMAND_BYTES, CommandQueue};
 use crate::context::Contexts;
-use crate::error::{Feature, UnitError};
+use crate::error::{Feature, UnitError, UnitQueue};
 use crate::event_queue::{EventQueue, RECORD_BYTES};
 use crate::global_errors::GlobalErrors;
 use crate::options::{Interrupts, Options};
@@ -150,10 +150,13 @@ fn check<S: FrameSource>(
     for (supported, feature) in [
         (unit.aarch64, Feature::Aarch64),
         (unit.little_endian, Feature::LittleEndian),
-        (unit.stall_model != StallModel::Forced, Feature::Termination),
+        (
+            unit.stall_model != StallModel::Forced,
+            Feature::TerminateModel,
+        ),
         (
             !unit.queues_preset && !unit.tables_preset,
-            Feature::FreePlacement,
+            Feature::WritableBases,
         ),
     ] {
         if !supported {
@@ -166,16 +169,28 @@ fn check<S: FrameSource>(
     }
     let frame = frames.frame_size().bytes();
     let (commands, events) = (options.command_entries, options.event_entries);
-    let queues = [
-        (commands, FEWEST_COMMANDS, unit.command_queue, COMMAND_BYTES),
-        (events, FEWEST_RECORDS, unit.event_queue, RECORD_BYTES),
-    ];
-    for (entries, fewest, log2, bytes) in queues {
-        let fits = entries >= fewest
-            && u64::from(entries) <= frame / bytes
-            && entries.trailing_zeros() <= log2;
-        if !entries.is_power_of_two() || !fits {
-            return Err(UnitError::QueueEntries { entries });
+    let most = |log2, bytes| {
+        let of_frame = u32::try_from(frame / bytes).unwrap_or(u32::MAX);
+        of_frame.min(1_u32.checked_shl(log2).unwrap_or(u32::MAX))
+    };
+    let commands_most = most(unit.command_queue, COMMAND_BYTES);
+    let events_most = most(unit.event_queue, RECORD_BYTES);
+    for (queue, entries, fewest, most) in [
+        (
+            UnitQueue::Commands,
+            commands,
+            FEWEST_COMMANDS,
+            commands_most,
+        ),
+        (UnitQueue::Events, events, FEWEST_RECORDS, events_most),
+    ] {
+        if !entries.is_power_of_two() || !(fewest..=most).contains(&entries) {
+            return Err(UnitError::QueueEntries {
+                queue,
+                entries,
+                fewest,
+                most,
+            });
         }
     }
     Ok(())

@@ -141,13 +141,14 @@ pub(crate) fn check(
 fn check_stage1(unit: &Capabilities, table: &PageTable) -> Result<(), UnitError> {
     need(unit.stage1, Feature::Stage1)?;
     need(unit.granule(table.granule), Feature::Granule(table.granule))?;
-    let width = table.width;
+    let (width, level) = (table.width, table.level);
+    if !WIDTHS.contains(&width) {
+        return Err(UnitError::Width { width });
+    }
     // The width alone determines the level of the root.
     let bits = table.root_bits().filter(|bits| *bits <= table.level_bits());
-    match bits {
-        Some(bits) if WIDTHS.contains(&width) => check_root(unit, table, bits),
-        _ => Err(UnitError::Width { width }),
-    }
+    let bits = bits.ok_or(UnitError::StartLevel { width, level })?;
+    check_root(unit, table, bits)
 }
 
 fn check_stage2(unit: &Capabilities, domain: DomainId, table: &PageTable) -> Result<(), UnitError> {
@@ -160,16 +161,16 @@ fn check_stage2(unit: &Capabilities, domain: DomainId, table: &PageTable) -> Res
     if domain.get() == 0 {
         return Err(UnitError::DomainId { domain });
     }
-    let width = table.width;
-    let fits = WIDTHS.contains(&width)
-        && width <= unit.intermediate_address_bits()
-        && unit.address_bits >= table.fewest_address_bits();
-    let most = table.level_bits().wrapping_add(CONCATENATED);
-    let bits = table.root_bits().filter(|bits| *bits <= most);
-    match bits {
-        Some(bits) if fits && table.start_level_field().is_some() => check_root(unit, table, bits),
-        _ => Err(UnitError::Width { width }),
+    let (width, level) = (table.width, table.level);
+    if !WIDTHS.contains(&width) || width > unit.intermediate_address_bits() {
+        return Err(UnitError::Width { width });
     }
+    let begins =
+        table.start_level_field().is_some() && unit.address_bits >= table.fewest_address_bits();
+    let most = table.level_bits().wrapping_add(CONCATENATED);
+    let bits = table.root_bits().filter(|bits| begins && *bits <= most);
+    let bits = bits.ok_or(UnitError::StartLevel { width, level })?;
+    check_root(unit, table, bits)
 }
 
 /// Checks that the root is aligned to its size and within the unit's addresses.

@@ -2,7 +2,7 @@
 
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Level, TableError};
-use ringfence_smmu_v3::{Feature, PageTable, Translation, Unit, UnitError};
+use ringfence_smmu_v3::{Feature, PageTable, Register, Translation, Unit, UnitError, UnitQueue};
 use ringfence_types::{DomainId, GuestPhysAddr, PageSize, PhysAddr, PhysRange, RequesterId};
 
 use crate::model::CR0;
@@ -26,9 +26,9 @@ fn units_without_what_the_driver_needs() {
             [idr0 & !(3 << 21) | 3 << 21, idr1, idr3, idr5],
             Feature::LittleEndian,
         ),
-        ([idr0 | 2 << 24, idr1, idr3, idr5], Feature::Termination),
-        ([idr0, idr1 | 1 << 29, idr3, idr5], Feature::FreePlacement),
-        ([idr0, idr1 | 1 << 30, idr3, idr5], Feature::FreePlacement),
+        ([idr0 | 2 << 24, idr1, idr3, idr5], Feature::TerminateModel),
+        ([idr0, idr1 | 1 << 29, idr3, idr5], Feature::WritableBases),
+        ([idr0, idr1 | 1 << 30, idr3, idr5], Feature::WritableBases),
     ] {
         let rig = Rig::with(words);
         assert_eq!(refused(&rig), Some(UnitError::Unsupported(feature)));
@@ -40,28 +40,34 @@ fn options_beyond_the_unit() {
     let mut rig = Rig::new();
     rig.options.stream_id_bits = 17;
     assert_eq!(refused(&rig), Some(UnitError::StreamIdBits { bits: 17 }));
+    let commands = |entries, most| UnitError::QueueEntries {
+        queue: UnitQueue::Commands,
+        entries,
+        fewest: 16,
+        most,
+    };
+    let events = |entries, most| UnitError::QueueEntries {
+        queue: UnitQueue::Events,
+        entries,
+        fewest: 2,
+        most,
+    };
     for entries in [0, 1, 8, 24, 257, 512, 1 << 31] {
         let mut rig = Rig::new();
         rig.options.command_entries = entries;
-        assert_eq!(refused(&rig), Some(UnitError::QueueEntries { entries }));
+        assert_eq!(refused(&rig), Some(commands(entries, 256)));
     }
     for entries in [0, 1, 3, 129, 256] {
         let mut rig = Rig::new();
         rig.options.event_entries = entries;
-        assert_eq!(refused(&rig), Some(UnitError::QueueEntries { entries }));
+        assert_eq!(refused(&rig), Some(events(entries, 128)));
     }
     // The unit's largest queues: CMDQS and EVENTQS.
     let [idr0, _, idr3, idr5] = IDENTIFICATION;
     let rig = Rig::with([idr0, 5 << 21 | 7 << 16 | 16, idr3, idr5]);
-    assert_eq!(
-        refused(&rig),
-        Some(UnitError::QueueEntries { entries: 256 })
-    );
+    assert_eq!(refused(&rig), Some(commands(256, 32)));
     let rig = Rig::with([idr0, 8 << 21 | 2 << 16 | 16, idr3, idr5]);
-    assert_eq!(
-        refused(&rig),
-        Some(UnitError::QueueEntries { entries: 128 })
-    );
+    assert_eq!(refused(&rig), Some(events(128, 4)));
     let mut rig = Rig::with([idr0, 4 << 21 | 1 << 16 | 16, idr3, idr5]);
     rig.options.command_entries = 16;
     rig.options.event_entries = 2;
@@ -236,6 +242,12 @@ fn tables_that_no_entry_describes() {
     };
     let four = PageSize::Size4K;
     let width = |width| Err(UnitError::Width { width });
+    let start = |width, level| {
+        Err(UnitError::StartLevel {
+            width,
+            level: Level::new(level).unwrap(),
+        })
+    };
     let root = |at| {
         Err(UnitError::Root {
             at: PhysAddr::new(at),
@@ -244,8 +256,8 @@ fn tables_that_no_entry_describes() {
     let stage1 = [
         (table(49, 5, four, 0), width(49)),
         (table(24, 2, four, 0), width(24)),
-        (table(39, 2, four, 0), width(39)),
-        (table(39, 4, four, 0), width(39)),
+        (table(39, 2, four, 0), start(39, 2)),
+        (table(39, 4, four, 0), start(39, 4)),
         (table(0, 3, four, 0), width(0)),
         (table(u32::MAX, 3, four, 0), width(u32::MAX)),
         (table(39, 3, four, 0x60_0800), root(0x60_0800)),
@@ -258,9 +270,9 @@ fn tables_that_no_entry_describes() {
     }
     let stage2 = [
         (table(45, 4, four, 0), width(45)),
-        (table(44, 3, four, 0), width(44)),
-        (table(29, 1, four, 0), width(29)),
-        (table(43, 2, four, 0), width(43)),
+        (table(44, 3, four, 0), start(44, 3)),
+        (table(29, 1, four, 0), start(29, 1)),
+        (table(43, 2, four, 0), start(43, 2)),
         // Sixteen concatenated tables are aligned to their size.
         (table(43, 3, four, 0x60_8000), root(0x60_8000)),
         (table(40, 3, four, 0x60_1000), root(0x60_1000)),
@@ -309,7 +321,8 @@ fn start_levels_of_small_units() {
         let expected = if is_fit {
             Ok(())
         } else {
-            Err(UnitError::Width { width })
+            let level = table.level;
+            Err(UnitError::StartLevel { width, level })
         };
         let attached = rig
             .unit()
@@ -318,19 +331,109 @@ fn start_levels_of_small_units() {
     }
 }
 
-/// Errors name what they concern.
+/// Errors name what they concern, in words of IHI 0070, and what to do.
 #[test]
 fn errors_are_sentences() {
+    let (device, domain) = (DEVICE, DomainId::new(0));
+    let at = PhysAddr::new(0x1800);
+    let level = Level::new(4).unwrap();
+    let unsupported = UnitError::Unsupported;
     for (error, text) in [
         (UnitError::Absent, "no unit answers at the registers"),
         (
-            UnitError::DeviceBeyondTable { device: DEVICE },
+            unsupported(Feature::Stage1),
+            "the unit does not support stage 1",
+        ),
+        (
+            unsupported(Feature::Stage2),
+            "the unit does not support stage 2",
+        ),
+        (
+            unsupported(Feature::Aarch64),
+            "the unit does not support tables of VMSAv8-64",
+        ),
+        (
+            unsupported(Feature::LittleEndian),
+            "the unit does not support tables with little-endian entries",
+        ),
+        (
+            unsupported(Feature::TerminateModel),
+            "the unit does not support termination of faulting transactions",
+        ),
+        (
+            unsupported(Feature::WritableBases),
+            "the unit does not support tables and queues at addresses that the driver selects",
+        ),
+        (
+            unsupported(Feature::Granule(PageSize::Size16K)),
+            "the unit does not support a granule of 16K",
+        ),
+        (
+            unsupported(Feature::ForcedWriteBack),
+            "the unit does not support a stage 2 that forces write-back (S2FWB)",
+        ),
+        (
+            unsupported(Feature::CoherentGuests),
+            "a guest's stage 1 can bypass the CPU caches: use a table with forced write-back, or \
+             set Options::coherent_guests if the platform prevents it",
+        ),
+        (
+            UnitError::TimedOut {
+                register: Register::Cr0,
+            },
+            "the unit did not complete the operation of SMMU_CR0",
+        ),
+        (
+            UnitError::StreamIdBits { bits: 17 },
+            "the unit has fewer than 17 bits of stream ids",
+        ),
+        (
+            UnitError::StreamTable { bytes: 8192 },
+            "the stream table needs 8192 bytes, aligned to its size",
+        ),
+        (
+            UnitError::QueueEntries {
+                queue: UnitQueue::Commands,
+                entries: 8,
+                fewest: 16,
+                most: 256,
+            },
+            "the command queue cannot have 8 entries: a power of two from 16 to 256",
+        ),
+        (
+            UnitError::QueueEntries {
+                queue: UnitQueue::Events,
+                entries: 1,
+                fewest: 2,
+                most: 128,
+            },
+            "the event queue cannot have 1 entries: a power of two from 2 to 128",
+        ),
+        (
+            UnitError::DeviceBeyondTable { device },
             "the stream table does not reach 00:04.0",
+        ),
+        (
+            UnitError::DomainId { domain },
+            "the unit cannot tag entries with domain-id 0",
         ),
         (
             UnitError::Width { width: 49 },
             "the unit does not translate addresses of 49 bits",
         ),
+        (
+            UnitError::StartLevel { width: 39, level },
+            "a walk of 39 bits cannot begin at a table of 4 levels",
+        ),
+        (
+            UnitError::Root { at },
+            "the root at 0x1800 is misaligned or too wide",
+        ),
+        (
+            UnitError::DomainMismatch { domain },
+            "domain 0 is in use with another table",
+        ),
+        (UnitError::NotAttached { device }, "00:04.0 is not attached"),
     ] {
         assert_eq!(error.to_string(), text);
     }

@@ -47,7 +47,7 @@ impl<M: PhysMemory + ?Sized> TableMemory<'_, M> {
 
     /// Returns true if memory holds the `bytes` bytes from `at` and the unit can access them.
     pub fn holds(&self, at: PhysAddr, bytes: u64) -> bool {
-        let count = usize::try_from(bytes / 8);
+        let count = usize::try_from(bytes.div_ceil(8));
         let holds = |count| self.memory.words(at, count).is_ok();
         self.reaches(at, bytes) && count.is_ok_and(holds)
     }

@@ -52,6 +52,12 @@ impl PfnBlock {
     }
 }
 
+impl From<PfnBlock> for PfnRange {
+    fn from(block: PfnBlock) -> Self {
+        Self::spanning(block.first(), block.last())
+    }
+}
+
 impl PfnRange {
     /// Returns at most two blocks that hold every page of the range; the second is `None` if one is
     /// enough. They hold fewer than twice the pages of their parts of the range.

@@ -3,7 +3,8 @@
 //!
 //! For AMD-Vi and RISC-V they are those of this project's drivers. Linux sends AMD-Vi one command
 //! for the enclosing aligned block (`build_inv_address`), and RISC-V one command for each page of a
-//! range below 2 MiB. For SMMUv3 they are those of Linux. This project's driver sends at most two,
+//! range below 2 MiB. For SMMUv3 they are those of Linux
+//! (`arm_smmu_cmdq_batch_add_range` with `FEAT_RANGE_INV`). This project's driver sends at most two,
 //! and rounds the second one up to five bits of the number of pages.
 
 use ringfence_types::{CachedLevels, Invalidation, Pfn, PfnRange};
@@ -16,8 +17,8 @@ pub enum RangeCommands {
     /// twice its pages. PDE selects the walk caches.
     AmdVi,
     /// SMMUv3.2: `CMD_TLBI_NH_VA` with a range (IHI 0070, section 4.4.1.1) names (NUM + 1) x
-    /// 2^SCALE pages with NUM up to 31. Linux splits a range exactly. Leaf = 0 selects the walk
-    /// caches.
+    /// 2^SCALE pages with NUM up to 31. Leaf = 0 selects the walk caches. Linux splits a range
+    /// exactly with Leaf = 1. With Leaf = 0 it adds a page if the number of pages is 1 modulo 32.
     Smmuv3,
     /// RISC-V, version 1.0: `IOTINVAL.VMA` names one page, and then removes leaf entries only. A
     /// driver sends up to [`RISCV_PAGES`] of them. For longer ranges, and for the walk caches, it
@@ -25,7 +26,8 @@ pub enum RangeCommands {
     RiscV,
 }
 
-/// The most pages that the RISC-V driver invalidates one by one; Linux: 511.
+/// The most pages that the RISC-V driver invalidates one by one, with the default of its option
+/// `page_commands`; Linux: 511.
 pub const RISCV_PAGES: u64 = 32;
 
 /// The most pages of one size that Linux names in a range command of SMMUv3
@@ -52,9 +54,14 @@ impl RangeCommands {
             levels,
         };
         match self {
-            Self::AmdVi => blocks(&range, |range| each(pages(range))),
+            Self::AmdVi => {
+                let (first, second) = range.cover();
+                for block in [Some(first), second].into_iter().flatten() {
+                    each(pages(PfnRange::from(block)));
+                }
+            }
             Self::Smmuv3 if range.pages() > SMMU_PAGES => each(Invalidation::Domain(domain)),
-            Self::Smmuv3 => scaled(&range, |range| each(pages(range))),
+            Self::Smmuv3 => scaled(&range, levels, |range| each(pages(range))),
             Self::RiscV if levels == CachedLevels::All || range.pages() > RISCV_PAGES => {
                 each(Invalidation::Domain(domain));
             }
@@ -69,43 +76,13 @@ impl RangeCommands {
     }
 }
 
-/// Returns the first and last page of the smallest aligned power of two that contains both pages.
-fn enclosing(lo: u64, hi: u64) -> (u64, u64) {
-    let order = u64::BITS.wrapping_sub((lo ^ hi).leading_zeros());
-    let below = u64::MAX
-        .checked_shr(u64::BITS.wrapping_sub(order))
-        .unwrap_or(0);
-    (lo & !below, hi | below)
-}
-
-/// Calls `each` with one or two blocks that cover `range`, and fewer than twice as many pages. Two
-/// blocks meet where the highest bit of the page number changes in the range.
-fn blocks(range: &PfnRange, mut each: impl FnMut(PfnRange)) {
-    let (lo, hi) = (range.lo().get(), range.hi().get());
-    let Some(top) = (lo ^ hi).checked_ilog2() else {
-        return each(*range);
-    };
-    let middle = hi >> top << top;
-    let (left, right) = (
-        enclosing(lo, middle.saturating_sub(1)),
-        enclosing(middle, hi),
-    );
-    let whole = enclosing(lo, hi);
-    let both = if (left.0, right.1) == whole {
-        [Some(whole), None]
-    } else {
-        [Some(left), Some(right)]
-    };
-    for (first, last) in both.into_iter().flatten() {
-        // A block never exceeds the space of 52-bit page numbers, so the range exists.
-        each(PfnRange::inclusive(Pfn::new(first), Pfn::new(last)).unwrap_or(*range));
-    }
-}
-
-/// Splits a range exactly, as Linux does (`arm_smmu_cmdq_batch_add_range` with `FEAT_RANGE_INV`):
-/// up to 31 pages of the largest size that divides the rest.
-fn scaled(range: &PfnRange, mut each: impl FnMut(PfnRange)) {
+/// Splits a range as Linux does: up to 31 pages of the largest size that divides the rest.
+fn scaled(range: &PfnRange, levels: CachedLevels, mut each: impl FnMut(PfnRange)) {
     let (mut at, mut left) = (range.lo().get(), range.pages());
+    // With Leaf = 0, Linux keeps SCALE and NUM from being 0 together.
+    if levels == CachedLevels::All && left & SMMU_NUM == 1 {
+        left = left.saturating_add(1);
+    }
     while left > 0 {
         let scale = left.trailing_zeros();
         let count = (left >> scale & SMMU_NUM) << scale;
@@ -120,6 +97,7 @@ fn scaled(range: &PfnRange, mut each: impl FnMut(PfnRange)) {
 
 #[cfg(test)]
 mod tests {
+    use std::vec;
     use std::vec::Vec;
 
     use ringfence_types::DomainId;
@@ -136,13 +114,22 @@ mod tests {
         }
     }
 
-    /// Returns the first and last pages of the commands; `None` for the whole domain.
+    /// Returns the first and last pages of the commands for leaves; `None` for the whole domain.
     fn commands(of: RangeCommands, lo: u64, hi: u64) -> Vec<Option<(u64, u64)>> {
+        commands_of(of, CachedLevels::Leaves, lo, hi)
+    }
+
+    fn commands_of(
+        of: RangeCommands,
+        wanted: CachedLevels,
+        lo: u64,
+        hi: u64,
+    ) -> Vec<Option<(u64, u64)>> {
         let mut found = Vec::new();
-        of.split(&request(lo, hi, CachedLevels::Leaves), |command| {
+        of.split(&request(lo, hi, wanted), |command| {
             found.push(match command {
                 Invalidation::Pages { range, levels, .. } => {
-                    assert_eq!(levels, CachedLevels::Leaves);
+                    assert_eq!(levels, wanted);
                     Some((range.lo().get(), range.hi().get()))
                 }
                 other => {
@@ -181,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn only_riscv_widens_for_the_walk_caches() {
+    fn riscv_has_no_range_for_the_walk_caches() {
         for of in [RangeCommands::AmdVi, RangeCommands::Smmuv3] {
             of.split(&request(4, 7, CachedLevels::All), |command| {
                 assert_eq!(command, request(4, 7, CachedLevels::All));
@@ -193,6 +180,28 @@ mod tests {
         for other in [Invalidation::Global, Invalidation::Domain(DOMAIN)] {
             RangeCommands::RiscV.split(&other, |command| assert_eq!(command, other));
         }
+    }
+
+    /// Linux, with Leaf = 0: `if ((num_pages & CMDQ_TLBI_RANGE_NUM_MAX) == 1) num_pages++`.
+    #[test]
+    fn smmuv3_adds_a_page_for_the_walk_caches_as_linux_does() {
+        for (pages, expected) in [
+            (1, vec![(0, 1)]),
+            (2, vec![(0, 1)]),
+            (32, vec![(0, 31)]),
+            (33, vec![(0, 33)]),
+            (34, vec![(0, 33)]),
+            // 66 pages are one pair and 64 pages.
+            (65, vec![(0, 1), (2, 65)]),
+            (512, vec![(0, 511)]),
+        ] {
+            let found = commands_of(RangeCommands::Smmuv3, CachedLevels::All, 0, pages - 1);
+            let expected: Vec<_> = expected.into_iter().map(Some).collect();
+            assert_eq!(found, expected, "{pages} pages");
+        }
+        let last = Pfn::MAX.get();
+        let found = commands_of(RangeCommands::Smmuv3, CachedLevels::All, last, last);
+        assert_eq!(found, [Some((last, last))], "no page follows");
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //!
 //! For AMD-Vi and RISC-V they are those of this project's drivers. Linux sends AMD-Vi one command
 //! for the enclosing aligned block (`build_inv_address`), and RISC-V one command for each page of a
-//! range below 2 MiB. For SMMUv3 they are those of Linux
-//! (`arm_smmu_cmdq_batch_add_range` with `FEAT_RANGE_INV`). This project's driver sends at most two,
-//! and rounds the second one up to five bits of the number of pages.
+//! range below 2 MiB. For SMMUv3 they are those of Linux (`arm_smmu_cmdq_batch_add_range` with
+//! `FEAT_RANGE_INV`). This project's driver sends at most two, and rounds the second one up to five
+//! bits of the number of pages.
 
 use ringfence_types::{CachedLevels, Invalidation, Pfn, PfnRange};
 

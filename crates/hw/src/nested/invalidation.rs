@@ -67,7 +67,7 @@ impl NestedUnit {
                 self.second.clear();
             }
             NestedInvalidation::Context(device) => match self.contexts.remove(device) {
-                Some(entry) => {
+                Some((_, entry)) => {
                     self.combined.invalidate_domain(entry.domain, None);
                     self.second.invalidate(entry.domain, None);
                 }

@@ -51,8 +51,8 @@ pub struct NestedStats {
 pub struct NestedUnit {
     /// Address of the PASID table entry of each device.
     entries: BTreeMap<RequesterId, (Pasid, PhysAddr)>,
-    /// Entries read from memory, until an invalidation of the context.
-    pub(super) contexts: BTreeMap<RequesterId, NestedEntry>,
+    /// Entries read from memory with their PASIDs, until an invalidation of the context.
+    pub(super) contexts: BTreeMap<RequesterId, (Pasid, NestedEntry)>,
     pub(super) combined: CombinedCache,
     pub(super) second: SecondStageCache,
     largest: PageSize,
@@ -80,7 +80,7 @@ impl NestedUnit {
         }
     }
 
-    /// Registers the entry of `device` at `at`, with its PASID. The unit reads it at the next
+    /// Registers the entry of `device` at `at`, with its PASID. The unit uses both from the next
     /// access after an invalidation of the device's context.
     pub fn set_context(&mut self, device: RequesterId, pasid: Pasid, at: PhysAddr) {
         self.entries.insert(device, (pasid, at));
@@ -112,12 +112,12 @@ impl NestedUnit {
         mem: &M,
         device: RequesterId,
     ) -> Result<(Pasid, NestedEntry), FaultReason> {
-        let (pasid, at) = *self.entries.get(&device).ok_or(FaultReason::Blocked)?;
-        if let Some(entry) = self.contexts.get(&device) {
-            return Ok((pasid, *entry));
+        if let Some(context) = self.contexts.get(&device) {
+            return Ok(*context);
         }
+        let (pasid, at) = *self.entries.get(&device).ok_or(FaultReason::Blocked)?;
         let entry = NestedEntry::read(mem, at).map_err(|error| error.fault_reason())?;
-        self.contexts.insert(device, entry);
+        self.contexts.insert(device, (pasid, entry));
         Ok((pasid, entry))
     }
 

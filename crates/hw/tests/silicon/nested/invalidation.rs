@@ -117,3 +117,35 @@ fn a_guests_invalidator_covers_all_first_stages_of_its_domain() {
         Err(InvalidationError::Unsupported)
     );
 }
+
+/// A device keeps its PASID with its cached entry. Otherwise the IOTLB would hold translations of
+/// the old first stage under the new PASID, which no invalidation of the old one removes.
+#[test]
+fn a_new_pasid_applies_after_the_invalidation_of_the_context() {
+    let mem = arena();
+    let mut nested = Nested::new(&mem, &CACHED, Levels::Four);
+    let [old, new] = [(), ()].map(|()| nested.first(Levels::Four));
+    for (first, guest) in [(&old, 0x3000), (&new, 0x4000)] {
+        nested.map_first(first, 0x1000, guest, RW);
+        nested.map_second(guest, RW);
+    }
+    let host = |guest: u64| Ok(vec![(super::host_of(guest), 8)]);
+    nested.attach(NIC, 1, &old, Levels::Four);
+    assert_eq!(nested.dma(NIC, 0x1000, 8, READ), host(0x3000));
+    nested.attach(NIC, 2, &new, Levels::Four);
+    let invalidate = |nested: &mut Nested<'_>, request| nested.unit.invalidate_nested(&request);
+    let first_stage = |tag| NestedInvalidation::FirstStage {
+        domain: A,
+        pasid: pasid(tag),
+    };
+    invalidate(&mut nested, first_stage(1));
+    assert_eq!(nested.dma(NIC, 0x1000, 8, READ), host(0x3000), "as cached");
+    invalidate(&mut nested, first_stage(1));
+    assert_eq!(
+        nested.unit.iotlb_live(),
+        0,
+        "it was tagged with the old PASID"
+    );
+    invalidate(&mut nested, NestedInvalidation::Context(NIC));
+    assert_eq!(nested.dma(NIC, 0x1000, 8, READ), host(0x4000));
+}

@@ -32,13 +32,15 @@ const ARENA: u64 = 64 << 20;
 const TABLES: u64 = 32 << 20;
 const INTERRUPT_TABLE: u64 = 0x10_0000;
 
-/// Below port 1: an adapter with two functions. Below port 2: a disk. Below port 4: two devices
-/// behind a conventional bridge. Their secondary buses are 1, 2 and 4.
+/// Below port 1: an adapter with two functions. Below port 2: a disk. Below port 4: the bridge
+/// 04:00.0 to conventional PCI, with two devices on its secondary bus 5. The secondary buses of the
+/// ports are 1, 2 and 4.
 const NIC: RequesterId = RequesterId::new(0x0100);
 const NIC_FUNCTION_1: RequesterId = RequesterId::new(0x0101);
 const DISK: RequesterId = RequesterId::new(0x0208);
-const OLD_SOUND: RequesterId = RequesterId::new(0x0408);
+const OLD_SOUND: RequesterId = RequesterId::new(0x0508);
 const OLD_MODEM: RequesterId = RequesterId::new(0x0510);
+const BEHIND_BRIDGE: RequesterId = RequesterId::new(0x0500);
 const BRIDGE: RequesterId = RequesterId::new(0x0400);
 
 /// Registers of the disk.
@@ -127,7 +129,12 @@ impl<'m> Rig<'m> {
                 AttachedBelow::Express,
                 vec![PhysRange::new(PhysAddr::new(DISK_BAR), 0x1000).unwrap()],
             ),
-            (4, 5, AttachedBelow::ConventionalBridge, vec![]),
+            (
+                4,
+                5,
+                AttachedBelow::ConventionalBridge { secondary_bus: 5 },
+                vec![],
+            ),
         ] {
             let port = Port {
                 first_bus,
@@ -223,13 +230,15 @@ fn source_validation_blocks_requester_ids_of_other_ports() {
     assert_eq!(found, Err(FabricError::NoPort(unknown)));
 }
 
-/// Devices behind a conventional bridge have its requester ID, so they share its domain.
+/// Devices behind a conventional bridge have the requester ID of its secondary bus, so they share
+/// a domain. The bridge has another ID.
 #[test]
 fn a_conventional_bridge_hides_its_devices() {
     let mem = arena();
     let mut rig = Rig::new(&mem);
-    let number = rig.attach(BRIDGE, false);
+    let number = rig.attach(BEHIND_BRIDGE, false);
     rig.map(number, 0x1000, 0x5000);
+    rig.attach(BRIDGE, false);
     for sender in [OLD_SOUND, OLD_MODEM] {
         let mut machine = rig.machine(Acs::ISOLATED);
         // Any claimed id becomes the bridge's.
@@ -437,6 +446,17 @@ fn ports_must_not_overlap() {
             below: AttachedBelow::Express,
             windows,
         };
+        assert_eq!(topology.add(port), Err(error));
+    }
+    for secondary_bus in [7, 10] {
+        let port = Port {
+            first_bus: 8,
+            last_bus: 9,
+            acs: Acs::NONE,
+            below: AttachedBelow::ConventionalBridge { secondary_bus },
+            windows: vec![],
+        };
+        let error = PortError::BridgeBus(secondary_bus);
         assert_eq!(topology.add(port), Err(error));
     }
     assert_eq!(Acs::decode(0b111), Some(Acs::ISOLATED));

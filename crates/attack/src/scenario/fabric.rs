@@ -101,8 +101,8 @@ impl TranslationService for MachineUnit<'_> {
 enum Ports {
     /// One port for each device. The first device has registers at [`PEER`].
     Separate,
-    /// One port above a conventional bridge with both devices. All requests arrive with the
-    /// bridge's requester ID, which is also the first device's.
+    /// One port, a conventional bridge with both devices behind it. All requests arrive with the
+    /// requester ID of the bridge's secondary bus, which is also the first device's.
     Bridge,
 }
 
@@ -138,7 +138,9 @@ fn route(
             acs,
             below: match ports {
                 Ports::Separate => AttachedBelow::Express,
-                Ports::Bridge => AttachedBelow::ConventionalBridge,
+                Ports::Bridge => AttachedBelow::ConventionalBridge {
+                    secondary_bus: first_bus,
+                },
             },
             windows: window.into_iter().collect(),
         };

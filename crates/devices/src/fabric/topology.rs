@@ -26,7 +26,11 @@ pub enum AttachedBelow {
     Express,
     /// A bridge to conventional PCI. It takes ownership of requests: all have the requester ID of
     /// the bridge's secondary bus, device 0, function 0. The IOMMU cannot tell its devices apart.
-    ConventionalBridge,
+    ConventionalBridge {
+        /// Secondary bus number of the bridge. A bridge below a root port lies itself on the port's
+        /// first bus, so its devices lie on a later one.
+        secondary_bus: u8,
+    },
 }
 
 /// Error: a port cannot be added.
@@ -40,6 +44,9 @@ pub enum PortError {
         /// Subordinate bus number of the port.
         last: u8,
     },
+    /// The secondary bus of the bridge is not below the port.
+    #[error("secondary bus {0} of the bridge is not below the port")]
+    BridgeBus(u8),
     /// Another port has one of the buses.
     #[error("bus {0} belongs to another port")]
     BusTaken(u8),
@@ -63,11 +70,17 @@ impl Topology {
     /// Adds a port.
     ///
     /// # Errors
-    /// [`PortError`] if its buses or windows overlap those of another port; nothing changes.
+    /// [`PortError`] if its range of buses is empty or omits the bridge's secondary bus, or if its
+    /// buses or windows overlap those of another port. Nothing changes.
     pub fn add(&mut self, port: Port) -> Result<(), PortError> {
         let (first, last) = (port.first_bus, port.last_bus);
         if last < first {
             return Err(PortError::NoBus { first, last });
+        }
+        if let AttachedBelow::ConventionalBridge { secondary_bus } = port.below
+            && !port.has_bus(secondary_bus)
+        {
+            return Err(PortError::BridgeBus(secondary_bus));
         }
         for other in &self.ports {
             if first <= other.last_bus && other.first_bus <= last {
@@ -113,7 +126,9 @@ impl Port {
     pub(super) const fn received(&self, claimed: RequesterId) -> RequesterId {
         match self.below {
             AttachedBelow::Express => claimed,
-            AttachedBelow::ConventionalBridge => RequesterId::new((self.first_bus as u16) << 8),
+            AttachedBelow::ConventionalBridge { secondary_bus } => {
+                RequesterId::new((secondary_bus as u16) << 8)
+            }
         }
     }
 }

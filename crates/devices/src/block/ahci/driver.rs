@@ -31,15 +31,20 @@ pub struct AhciDriver<H> {
     tables: RingMemory,
     received: RingMemory,
     slots: [Option<Outstanding<H>>; SLOTS as usize],
+    /// Bit mask of the filled slots that [`sync_map`](Self::sync_map) returned. The drive owns no
+    /// other slot.
+    issued: u32,
     finishing: CompletedRequests,
 }
 
-/// Returns the API's ring for a direction. A port has one queue; the device reads its structures.
+/// Returns the API's ring for a direction. A port has one queue.
 const fn ring(direction: Direction) -> DeviceRing {
     DeviceRing::new(0, direction)
 }
 
-const STATIC: DeviceRing = ring(Direction::ToDevice);
+/// The ring of the structures' memory. The device reads the commands and writes the received FIS
+/// area.
+const STRUCTURES: DeviceRing = ring(Direction::ToDevice);
 
 const fn size(entries: u32) -> RingSize {
     match RingSize::new(entries) {
@@ -57,14 +62,16 @@ impl<H> AhciDriver<H> {
         let shapes = [
             (const { size(SLOTS) }, HEADER_BYTES as u32),
             (const { size(SLOTS) }, TABLE_BYTES as u32),
+            // The port has one area, but a `RingSize` has at least two entries.
             (const { size(2) }, RECEIVED_BYTES),
         ];
-        let [commands, tables, received] = alloc_structures(api, STATIC, shapes)?;
+        let [commands, tables, received] = alloc_structures(api, STRUCTURES, shapes)?;
         Ok(Self {
             commands,
             tables,
             received,
             slots: [const { None }; SLOTS as usize],
+            issued: 0,
             finishing: CompletedRequests::default(),
         })
     }
@@ -77,15 +84,15 @@ impl<H> AhciDriver<H> {
         }
     }
 
-    /// Returns a bit mask of the slots that the drive owns.
+    /// Returns a bit mask of the filled slots, whose requests have not completed.
     pub fn outstanding(&self) -> u32 {
         let used = self.slots.iter().zip(0_u32..);
         used.filter(|(slot, _)| slot.is_some())
             .fold(0, |bits, (_, number)| bits | 1 << number)
     }
 
-    /// Maps the buffers of a request and fills a slot. Returns the slot's number, which the caller
-    /// must issue afterwards.
+    /// Maps the buffers of a request and fills a slot. Returns the slot's number. The request does
+    /// not complete before the caller has issued the slot: see [`sync_map`](Self::sync_map).
     ///
     /// # Errors
     /// Nothing was submitted. Returns the buffers with the reason.
@@ -158,21 +165,23 @@ impl<H> AhciDriver<H> {
         Ok(())
     }
 
-    /// Makes all submitted mappings visible to the hardware. Returns the value for PxSACT and PxCI;
-    /// the port ignores bits that are already set.
-    pub fn sync_map<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
+    /// Makes all submitted mappings visible to the hardware. Returns the value for PxSACT and PxCI,
+    /// which the caller must write before it reads the registers for [`complete`](Self::complete).
+    /// The port ignores bits that are already set.
+    pub fn sync_map<A: DmaApi<Handle = H>>(&mut self, api: &mut A) -> u32 {
         for operation in [Operation::Read, Operation::Write] {
             api.sync_map(ring(operation.direction()));
         }
-        self.outstanding()
+        self.issued = self.outstanding();
+        self.issued
     }
 
     /// Handles the completed slots of the port's registers as one burst, lowest first, and passes
-    /// their requests to `each`. Returns the number of slots.
+    /// their requests to `each`. Returns the number of slots. Slots that were not issued stay.
     ///
     /// # Errors
-    /// Returns the first error. Slots in the registers that are not outstanding are reported after
-    /// valid ones are handled.
+    /// Returns the first error. Active slots that were not issued are reported after valid ones are
+    /// handled.
     pub fn complete<A: DmaApi<Handle = H>>(
         &mut self,
         api: &mut A,
@@ -197,10 +206,11 @@ impl<H> AhciDriver<H> {
         let mut result = Ok(());
         for (slot, number) in self.slots.iter_mut().zip(0_u16..) {
             let bit = 1 << number;
+            let is_issued = self.issued & bit != 0;
             if registers.active & bit != 0 {
-                if slot.is_none() {
+                if !is_issued {
                     result = result.and(Err(BlockError::Device(MalformedCompletion {
-                        ring: STATIC,
+                        ring: STRUCTURES,
                         kind: CompletionFault::NotOutstanding {
                             command: u32::from(number),
                         },
@@ -208,9 +218,10 @@ impl<H> AhciDriver<H> {
                 }
                 continue;
             }
-            let Some(Outstanding { operation, pages }) = slot.take() else {
+            let Some(Outstanding { operation, pages }) = slot.take_if(|_| is_issued) else {
                 continue;
             };
+            self.issued &= !bit;
             done += 1;
             let outcome = RequestOutcome {
                 tag: number,
@@ -250,13 +261,15 @@ impl<H> AhciDriver<H> {
             active: 0,
             failed: u32::MAX,
         };
+        // A stopped port starts no slot that was not issued.
+        self.issued = self.outstanding();
         let (_, unmapped) = self.reap(api, stopped);
         let mut result = unmapped.and(self.finishing.end_last_bursts(api, 0));
         self.finishing
             .deliver(|done| done.buffers.into_iter().for_each(&mut each));
         self.finishing.abandon(each);
         for memory in [self.commands, self.tables, self.received] {
-            result = result.and(memory.free(api, STATIC).map_err(BlockError::from));
+            result = result.and(memory.free(api, STRUCTURES).map_err(BlockError::from));
         }
         result
     }

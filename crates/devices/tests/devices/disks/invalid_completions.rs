@@ -4,7 +4,9 @@
 use ringfence_devices::api::DmaApi;
 use ringfence_devices::block::ahci::AhciRegisters;
 use ringfence_devices::block::nvme::{NvmeCommand, NvmeCompletion, NvmeStatus, Opcode};
-use ringfence_devices::block::{BlockError, DiskRequest, Operation, PAGE_BYTES, RamDisk};
+use ringfence_devices::block::{
+    BlockError, CompletedIo, DiskRequest, Operation, PAGE_BYTES, RamDisk,
+};
 use ringfence_devices::nic::Environment;
 use ringfence_devices::ring::{CompletionFault, MalformedCompletion};
 use ringfence_devices::{Pool, Transfer};
@@ -120,17 +122,63 @@ fn invalid_completions_of_a_controller_have_their_errors() {
     }
 }
 
+/// The other slots of the registers are handled first.
 #[test]
 fn an_active_bit_of_an_empty_slot_is_invalid() {
     let mut env = rig::strict();
+    let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
     let mut ahci = Ahci::open(&mut env, 1);
+    let io = DiskRequest {
+        operation: Operation::Read,
+        block: 0,
+        bytes: 512,
+        buffers: vec![pool.alloc().unwrap()],
+    };
+    assert_eq!(Disk::submit(&mut ahci, &mut env, io).unwrap(), 0);
     let registers = AhciRegisters {
         active: 1 << 31,
         failed: 0,
     };
-    let result = ahci.driver.complete(&mut env.api(), registers, |_| {});
-    assert!(matches!(result, Err(BlockError::Device(_))));
-    Disk::close(ahci, &mut env, |_| {});
+    let mut done = Vec::new();
+    let result = ahci
+        .driver
+        .complete(&mut env.api(), registers, |io| done.push(io.tag));
+    let kind = CompletionFault::NotOutstanding { command: 31 };
+    assert!(matches!(
+        result,
+        Err(BlockError::Device(MalformedCompletion { kind: k, .. })) if k == kind
+    ));
+    assert_eq!(done, [0]);
+    Disk::close(ahci, &mut env, |_| panic!("nothing was outstanding"));
+}
+
+/// A driver that issues several slots with one write of the registers may poll before that.
+#[test]
+fn a_slot_completes_only_after_it_was_issued() {
+    let mut env = rig::strict();
+    let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
+    let mut ahci = Ahci::open(&mut env, 1);
+    let mut disk = RamDisk::new(8);
+    let mut io = || DiskRequest {
+        operation: Operation::Read,
+        block: 0,
+        bytes: 512,
+        buffers: vec![pool.alloc().unwrap()],
+    };
+    let tags = |done: Vec<CompletedIo>| done.iter().map(|io| io.tag).collect::<Vec<_>>();
+    Disk::submit(&mut ahci, &mut env, io()).unwrap();
+    assert_eq!(ahci.driver.submit(&mut env.api(), io()).unwrap(), 1);
+    assert_eq!(tags(ahci.work(&mut env, &mut disk)), [0]);
+    assert_eq!(tags(ahci.work(&mut env, &mut disk)), []);
+    assert_eq!(ahci.driver.outstanding(), 1 << 1);
+    let slots = ahci.driver.sync_map(&mut env.api());
+    ahci.port.issue(slots);
+    assert_eq!(tags(ahci.work(&mut env, &mut disk)), [1]);
+    // The end of the port returns the buffers of a slot that was never issued.
+    ahci.driver.submit(&mut env.api(), io()).unwrap();
+    let mut back = 0;
+    Disk::close(ahci, &mut env, |_| back += 1);
+    assert_eq!(back, 1);
 }
 
 /// A controller executes whatever is in memory, even if its driver did not write it.

@@ -121,6 +121,7 @@ impl DeviceEntry {
     ) -> Self {
         let at = gcr3.get();
         let depth = match levels {
+            // `walks_guest` refuses three levels.
             Levels::Three | Levels::Four => 0,
             Levels::Five => FIVE_GUEST_LEVELS,
         };

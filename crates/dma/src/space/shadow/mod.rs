@@ -16,7 +16,8 @@
 //! | file | one concept |
 //! |---|---|
 //! | `page.rs` | the state of one page of a pool |
-//! | `pool.rs` | the memory of a pool, its slots and the copies of maps |
+//! | `pool.rs` | the memory of a pool and its slots |
+//! | `fill.rs` | the records and the copies of a map |
 //! | `finish.rs` | the end of a mapping, and its copy to the buffer |
 //! | `slots.rs` | free slots: of a CPU, of the pool, and new ones |
 //! | `lend.rs` | slots that a driver uses as buffers, without a copy |
@@ -24,6 +25,7 @@
 //! | `mod.rs` | the space: an allocator and a table with a pool |
 //! | `hybrid/` | the space that maps the whole pages of large buffers |
 
+mod fill;
 mod finish;
 mod hybrid;
 mod lend;

@@ -14,6 +14,7 @@ use ringfence_types::{
 use crate::Platform;
 use crate::bounce_pool::BouncePool;
 use crate::domain_table::{DomainTable, domain_index};
+use crate::error::UnmapFailure;
 use crate::flush::{FlushContext, FlushPolicy, OpenBursts};
 use crate::space::{AddressSpace, Space};
 use crate::token::{AddressLimits, Attachment, DomainHandle};
@@ -359,13 +360,15 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Runs the timers of the flush policy for every domain. The embedder calls it periodically.
     ///
     /// # Errors
-    /// Returns the first error of an invalidation. The ranges of a failed invalidation stay
-    /// unusable.
+    /// Returns the first error. [`UnmapFailure::NotFlushed`]: an invalidation failed, and its
+    /// ranges stay unusable until a later one succeeds. [`UnmapFailure::Refused`]: the table
+    /// refused to clear mappings that the space kept. A device may reach them until a later call
+    /// clears them.
     pub fn tick<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError> {
+    ) -> Result<(), UnmapFailure> {
         self.refresh_if_stale(cpu);
         let mut result = Ok(());
         for (slot, shared) in self.domains.iter().zip(&self.shared) {
@@ -380,13 +383,13 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
     /// Flushes all unmaps that the policy has deferred for the device's domain.
     ///
     /// # Errors
-    /// Returns the error of the invalidation. Its ranges stay unusable.
+    /// As for [`tick`](Self::tick), for this domain.
     pub fn flush<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-    ) -> Result<(), InvalidationError> {
+    ) -> Result<(), UnmapFailure> {
         self.refresh_if_stale(cpu);
         let shared = self
             .shared

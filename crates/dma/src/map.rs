@@ -14,7 +14,7 @@ use crate::space::{Space, SpaceUnmap};
 use crate::token::{
     Attachment, BurstKey, LiveMapping, MapResult, Mapping, NotInvalidated, Released,
 };
-use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapReason};
+use crate::{Cpu, Dma, MapError, MapReason, Platform, UnmapError, UnmapFailure, UnmapReason};
 
 /// The placement of a request's pieces in the I/O virtual address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,7 +201,11 @@ impl<S: Space, F: FlushPolicy<S, B>, B> Dma<S, F, B> {
             // Freed addresses may wait in the flush queue or in this CPU's caches.
             AllocError::Exhausted { .. } if !*drained => {
                 *drained = true;
-                self.flush(cpu, platform, at).map_err(MapReason::Flush)?;
+                match self.flush(cpu, platform, at) {
+                    // The space keeps the refused ranges, and the others are free now.
+                    Ok(()) | Err(UnmapFailure::Refused(_)) => {}
+                    Err(UnmapFailure::NotFlushed(error)) => return Err(MapReason::Flush(error)),
+                }
                 if let Some((space, own)) = self.space_and_cpu(&mut cpu.spaces, at) {
                     space.drain(own);
                 }

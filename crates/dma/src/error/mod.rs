@@ -211,7 +211,7 @@ impl UnmapRefusal {
     }
 }
 
-/// The reason why a part of a mapping may still be reachable.
+/// The reason why a mapping, or a part of it, may still be reachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnmapFailure {
     /// The space rejected the unmap.
@@ -226,6 +226,14 @@ impl fmt::Display for UnmapFailure {
             Self::Refused(refusal) => refusal.fmt(f),
             Self::NotFlushed(error) => error.fmt(f),
         }
+    }
+}
+
+impl core::error::Error for UnmapFailure {}
+
+impl From<InvalidationError> for UnmapFailure {
+    fn from(error: InvalidationError) -> Self {
+        Self::NotFlushed(error)
     }
 }
 

@@ -7,6 +7,7 @@ use ringfence_types::{Invalidation, InvalidationError, Lock, Nanos};
 
 use super::{FlushContext, FlushPolicy, PendingUnmap, RangeBatch, ReleasedStale};
 use crate::Platform;
+use crate::error::UnmapFailure;
 use crate::space::AddressSpace;
 use crate::token::{ClearedRange, NotInvalidated};
 
@@ -108,14 +109,15 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flu
         (): &(),
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError> {
+    ) -> Result<(), UnmapFailure> {
         let now = platform.now();
         self.queue.with(|queue| {
             if !queue.batch.is_empty() && now.since(queue.armed) >= self.timeout_ns {
-                queue.batch.flush(Invalidation::Global, &mut ctx, platform)
-            } else {
-                Ok(())
+                queue
+                    .batch
+                    .flush(Invalidation::Global, &mut ctx, platform)?;
             }
+            Ok(())
         })
     }
 
@@ -124,8 +126,9 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<DeferredQueue>> Flu
         (): &(),
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError> {
+    ) -> Result<(), UnmapFailure> {
         self.queue
             .with(|queue| queue.batch.flush(Invalidation::Global, &mut ctx, platform))
+            .map_err(UnmapFailure::NotFlushed)
     }
 }

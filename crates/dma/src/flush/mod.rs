@@ -33,7 +33,7 @@ use ringfence_types::{CachedLevels, DomainId, Flushed, Invalidation, Invalidatio
 
 use crate::Platform;
 use crate::domain_table::{DomainSlot, DomainTable, domain_index};
-use crate::error::UnmapRefusal;
+use crate::error::{UnmapFailure, UnmapRefusal};
 use crate::space::{AddressSpace, CachingSpace, Expire};
 use crate::token::{ClearedRange, NotInvalidated};
 
@@ -216,24 +216,31 @@ pub trait FlushPolicy<S: AddressSpace, B> {
     }
 
     /// Runs the timers. The layer calls it from [`Dma::tick`](crate::Dma::tick).
+    ///
+    /// # Errors
+    /// An invalidation failed, or the space refused to clear translations that it keeps. The policy
+    /// or the space keeps the ranges, and tries again at the next call.
     fn tick<P: Platform>(
         &self,
         shared: &Self::PerDomain,
         ctx: FlushContext<'_, S>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError> {
+    ) -> Result<(), UnmapFailure> {
         let _ = (shared, ctx, platform);
         Ok(())
     }
 
     /// Flushes all deferred unmaps of the domain, because addresses are exhausted or the device is
     /// being detached.
+    ///
+    /// # Errors
+    /// As for [`tick`](Self::tick).
     fn flush<P: Platform>(
         &self,
         shared: &Self::PerDomain,
         ctx: FlushContext<'_, S>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError> {
+    ) -> Result<(), UnmapFailure> {
         let _ = (shared, ctx, platform);
         Ok(())
     }

@@ -12,6 +12,7 @@ use super::{
     Strict,
 };
 use crate::Platform;
+use crate::error::UnmapFailure;
 use crate::space::AddressSpace;
 use crate::token::{ClearedRange, NotInvalidated};
 
@@ -346,13 +347,13 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Loc
         queues: &M,
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError> {
+    ) -> Result<(), UnmapFailure> {
         let now = platform.now();
         let is_due = |queue: &mut FlushQueue| {
             !queue.batch.is_empty() && now.since(queue.armed) >= self.config.timeout_ns
         };
         if queues.with(|queues| queues.iter().any(|queue| queue.with(is_due))) {
-            Self::flush_all(queues, &mut ctx, platform)
+            Self::flush_all(queues, &mut ctx, platform).map_err(UnmapFailure::NotFlushed)
         } else {
             Ok(())
         }
@@ -363,8 +364,8 @@ impl<S: AddressSpace<UnmapResult = ClearedRange>, B, L: Lock<FlushQueue>, M: Loc
         queues: &M,
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError> {
-        Self::flush_all(queues, &mut ctx, platform)
+    ) -> Result<(), UnmapFailure> {
+        Self::flush_all(queues, &mut ctx, platform).map_err(UnmapFailure::NotFlushed)
     }
 }
 

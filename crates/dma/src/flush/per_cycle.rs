@@ -7,6 +7,7 @@ use ringfence_types::{InvalidationError, Lock};
 
 use super::{FlushContext, FlushPolicy, Outcome, PendingUnmap, RangeBatch, Released, Strict};
 use crate::Platform;
+use crate::error::UnmapFailure;
 use crate::space::{CachedOrCleared, CachingSpace, Expire};
 use crate::token::NotInvalidated;
 
@@ -30,18 +31,19 @@ impl<L: Lock<RangeBatch>> PerCycle<L> {
     }
 
     /// Expires cached mappings and invalidates them. If the invalidation fails, their ranges stay
-    /// in `left`, unusable, until a later one succeeds.
+    /// in `not_invalidated`, unusable, until a later one succeeds. A mapping that the table refuses
+    /// to clear stays in the space, which tries again at its next expiry: the device may reach it
+    /// until then.
     fn expire<S: CachingSpace, P: Platform>(
-        left: &L,
+        not_invalidated: &L,
         mut ctx: FlushContext<'_, S>,
         platform: &mut P,
         which: Expire,
-    ) -> Result<(), InvalidationError> {
-        left.with(|left| {
-            // The addresses of entries that the table cannot clear are leaked.
-            let expired = ctx.expire(platform, which, |cleared| left.push(cleared));
-            left.flush(left.narrowest(&ctx), &mut ctx, platform)?;
-            expired.map_err(|_| InvalidationError::Failed)
+    ) -> Result<(), UnmapFailure> {
+        not_invalidated.with(|batch| {
+            let expired = ctx.expire(platform, which, |cleared| batch.push(cleared));
+            batch.flush(batch.narrowest(&ctx), &mut ctx, platform)?;
+            expired.map_err(UnmapFailure::Refused)
         })
     }
 }
@@ -105,19 +107,19 @@ impl<S: CachingSpace<UnmapResult = CachedOrCleared>, B, L: Lock<RangeBatch>> Flu
 
     fn tick<P: Platform>(
         &self,
-        left: &L,
+        not_invalidated: &L,
         ctx: FlushContext<'_, S>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError> {
-        Self::expire(left, ctx, platform, Expire::Due)
+    ) -> Result<(), UnmapFailure> {
+        Self::expire(not_invalidated, ctx, platform, Expire::Due)
     }
 
     fn flush<P: Platform>(
         &self,
-        left: &L,
+        not_invalidated: &L,
         ctx: FlushContext<'_, S>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError> {
-        Self::expire(left, ctx, platform, Expire::All)
+    ) -> Result<(), UnmapFailure> {
+        Self::expire(not_invalidated, ctx, platform, Expire::All)
     }
 }

@@ -305,18 +305,20 @@ pub trait CachingSpace: AddressSpace {
     }
 
     /// Clears the translations that the space [keeps](CachedOrCleared::Cached), as selected by
-    /// `which`, and passes each to `gone`.
+    /// `which`, and passes each to `cleared`.
     ///
     /// # Errors
-    /// The table rejected an unmap. The addresses of the rejected ranges are leaked.
+    /// The table rejected some unmaps: returns the first rejection. The space keeps these
+    /// translations, which a device may reach, and tries again at its next call. `cleared` has
+    /// received all others.
     fn expire<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         which: Expire,
-        gone: impl FnMut(ClearedRange),
+        cleared: impl FnMut(ClearedRange),
     ) -> Result<(), UnmapRefusal> {
-        let _ = (cpu, platform, which, gone);
+        let _ = (cpu, platform, which, cleared);
         Ok(())
     }
 }

@@ -137,8 +137,8 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
     /// on this one.
     ///
     /// # Errors
-    /// As for [`unmap`](AddressSpace::unmap). `each` has received the ranges that were cleared
-    /// before.
+    /// As for [`unmap`](AddressSpace::unmap), for the first range that is rejected: it and the
+    /// later ones are unchanged. `each` has received the earlier ones, in order.
     pub fn unmap_many<P: Platform>(
         &self,
         cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
@@ -146,9 +146,12 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         mapped: &[PfnRange],
         mut each: impl FnMut(ClearedRange<T::Pages>),
     ) -> Result<(), UnmapRefusal> {
-        for range in mapped {
-            self.check_whole(cpu, platform, *range)?;
-        }
+        let mut refused = Ok(());
+        let whole = mapped.iter().take_while(|range| {
+            refused = self.check_whole(cpu, platform, **range).map(drop);
+            refused.is_ok()
+        });
+        let whole = mapped.get(..whole.count()).unwrap_or(mapped);
         let cleared = |(unmapped, levels, tables): (Unmapped, CachedLevels, T::Pages)| {
             let reserved = self.reserved(unmapped.range());
             let unmapped = match unmapped.widen(reserved) {
@@ -162,8 +165,9 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
             });
         };
         self.table
-            .unmap_many(&mut cpu.table, platform, mapped, cleared)
-            .map_err(UnmapRefusal::Table)
+            .unmap_many(&mut cpu.table, platform, whole, cleared)
+            .map_err(UnmapRefusal::Table)?;
+        refused
     }
 
     /// Returns the range that was reserved for `mapped`. Rejects a range that is known to be only a

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use ringfence_dma::flush::{FlushQueue, PerCpuQueue, QueueConfig};
-use ringfence_dma::{Platform, UnmapReason};
+use ringfence_dma::{Platform, UnmapFailure, UnmapReason};
 use ringfence_memory::Arena;
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_types::{Direction, Invalidation, InvalidationError, Invalidator, Nanos, Ticket};
@@ -103,7 +103,8 @@ fn unmap_during_ticks(ticks: u64, fails: bool) -> (usize, usize) {
             },
         };
         let result = dma.tick(&mut timer_cpu, &mut timer);
-        assert_eq!(result, Err(InvalidationError::QueueFull));
+        let full = UnmapFailure::NotFlushed(InvalidationError::QueueFull);
+        assert_eq!(result, Err(full));
     }
     let unfreed = dma.space(at).unwrap().allocator().out.borrow().len();
     let counts = (unfreed - rejected.len(), rejected.len());

@@ -6,12 +6,13 @@ use std::rc::Rc;
 
 use ringfence_dma::cache::{Cycles, FlatCache, ResidencyPolicy, Retention};
 use ringfence_dma::flush::{PerCycle, PerCycleOutcome, RangeBatch};
-use ringfence_dma::space::{CacheState, CachedSpace, Paged, Rounding, UnknownUnmap};
+use ringfence_dma::space::{CacheState, CachedSpace, Paged, Rounding, UnknownUnmap, UnmapRefusal};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, DmaSegment, Mapping, SgLimits, SgRequest, Teardown, UnmapReason,
+    Attachment, Cpu, Dma, DmaSegment, Mapping, SgLimits, SgRequest, Teardown, UnmapFailure,
+    UnmapReason,
 };
 use ringfence_iova::AllocError;
-use ringfence_types::{Direction, Iova, Nanos, PhysAddr, PhysMemory, PhysRange};
+use ringfence_types::{Direction, InvalidationError, Iova, Nanos, PhysAddr, PhysMemory, PhysRange};
 
 use crate::rig::*;
 
@@ -77,8 +78,27 @@ impl Layer {
     }
 
     fn tick(&mut self, nanos: u64) {
+        self.try_tick(nanos).unwrap();
+    }
+
+    fn try_tick(&mut self, nanos: u64) -> Result<(), UnmapFailure> {
         self.board.now = Nanos(self.board.now.0 + nanos);
-        self.dma.tick(&mut self.cpu, &mut self.board).unwrap();
+        self.dma.tick(&mut self.cpu, &mut self.board)
+    }
+
+    /// Clears the last table entry that points to the page `number`. Returns its address and what
+    /// it held.
+    fn damage(&self, number: u64) -> (PhysAddr, u64) {
+        let tables = self.board.words();
+        let entry = tables.iter().rposition(|found| found >> 12 == number);
+        let entry = PhysAddr::new(TABLES + entry.unwrap() as u64 * 8);
+        (entry, self.poke(entry, 0))
+    }
+
+    /// Stores `word` at `entry`, and returns the word that was there.
+    fn poke(&self, entry: PhysAddr, word: u64) -> u64 {
+        let cell = self.board.arena.word(entry).unwrap();
+        cell.swap(word, std::sync::atomic::Ordering::Relaxed)
     }
 
     fn leaf(&self, iova: Iova) -> Option<PhysAddr> {
@@ -163,14 +183,7 @@ fn the_last_user_keeps_what_was_not_unmapped() {
     let mut layer = Layer::new(LAST_PAGE, 64, Retention::NONE);
     let mapping = layer.map(page(0x100), TO);
     let range = mapping.range();
-    let tables = layer.board.words();
-    let entry = tables.iter().rposition(|word| word >> 12 == 0x100).unwrap();
-    let entry = PhysAddr::new(TABLES + entry as u64 * 8);
-    let poke = |layer: &Layer, word: u64| {
-        let cell = layer.board.arena.word(entry).unwrap();
-        cell.swap(word, std::sync::atomic::Ordering::Relaxed)
-    };
-    let before = poke(&layer, 0);
+    let (entry, before) = layer.damage(0x100);
     let (cpu, board) = (&mut layer.cpu, &mut layer.board);
     let refused = layer.dma.unmap_single(cpu, board, &layer.at, mapping);
     let refused = refused.map(drop).unwrap_err();
@@ -182,7 +195,7 @@ fn the_last_user_keeps_what_was_not_unmapped() {
     let teardown = Teardown::IfUnused;
     let detached = layer.dma.detach(cpu, board, &at, teardown, |_| {}, |_| {});
     assert!(detached.is_err(), "its user has it");
-    poke(&layer, before);
+    layer.poke(entry, before);
     let handle = layer.at;
     let again = Mapping::claim(&handle, range, TO, buffer);
     layer.board.port.fail(0, 1, InvalidationFailure::Failed);
@@ -241,6 +254,75 @@ fn optimistic_teardown_restores_within_its_delay_only() {
     assert_eq!((layer.ranges(), layer.invalidations()), (4, 3));
     layer.tick(4 * MS);
     assert_eq!((layer.ranges(), layer.invalidations()), (0, 4), "one batch");
+}
+
+/// Creates a layer whose cache holds the released mappings of the pages 0x100 to 0x102 for the
+/// same time. Returns their addresses too.
+fn three_released() -> (Layer, [Iova; 3]) {
+    let retention = Retention {
+        residency: ResidencyPolicy::Fixed,
+        released_max: 4,
+    };
+    let mut layer = Layer::new(LAST_PAGE, 64, retention);
+    let mappings = [0x100, 0x101, 0x102].map(|number| layer.map(page(number), FROM));
+    let iovas = mappings.map(|mapping| {
+        let iova = mapping.iova();
+        assert!(layer.unmap(mapping));
+        iova
+    });
+    (layer, iovas)
+}
+
+/// The table refuses one of three expired mappings. The other two end, and the refused one stays in
+/// the space, which tries again at each tick.
+#[test]
+fn a_mapping_that_the_table_refuses_does_not_keep_the_others() {
+    for number in [0x100, 0x101, 0x102] {
+        let (mut layer, iovas) = three_released();
+        let (entry, before) = layer.damage(number);
+        for (nanos, invalidations) in [(4 * MS, 1), (0, 1)] {
+            let refused = layer.try_tick(nanos);
+            let Err(UnmapFailure::Refused(UnmapRefusal::Table(_))) = refused else {
+                panic!("{number:x}: {refused:?}");
+            };
+            let mapped = iovas.map(|iova| layer.leaf(iova).is_some());
+            assert_eq!(mapped, [false; 3], "{number:x}");
+            assert_eq!((layer.ranges(), layer.invalidations()), (1, invalidations));
+        }
+        layer.poke(entry, before);
+        let reached = iovas.iter().find_map(|iova| layer.leaf(*iova));
+        assert_eq!(reached, Some(PhysAddr::new(number * PAGE)));
+        layer.tick(0);
+        let reached = iovas.iter().find_map(|iova| layer.leaf(*iova));
+        assert_eq!((reached, layer.ranges()), (None, 0));
+        assert_eq!(layer.invalidations(), 2);
+    }
+}
+
+/// An entry that the table refuses ends with its domain. It does not keep the device attached.
+#[test]
+fn a_device_is_detached_although_the_table_refuses_an_entry() {
+    let (mut layer, _) = three_released();
+    layer.damage(0x101);
+    let (cpu, board, at) = (&mut layer.cpu, &mut layer.board, layer.at);
+    let flushed = layer.dma.flush(cpu, board, &at);
+    assert!(matches!(flushed, Err(UnmapFailure::Refused(_))));
+    let teardown = Teardown::IfUnused;
+    let detached = layer.dma.detach(cpu, board, &at, teardown, |_| {}, |_| {});
+    assert!(detached.unwrap().is_some());
+}
+
+/// The invalidation of a cycle fails. Its addresses stay allocated until a later one succeeds.
+#[test]
+fn a_cycle_whose_invalidation_fails_releases_nothing() {
+    let (mut layer, iovas) = three_released();
+    layer.board.port.fail(0, 1, InvalidationFailure::Failed);
+    let failed = Err(UnmapFailure::NotFlushed(InvalidationError::Failed));
+    assert_eq!(layer.try_tick(4 * MS), failed);
+    assert_eq!(iovas.map(|iova| layer.leaf(iova)), [None; 3]);
+    assert_eq!(layer.ranges(), 3, "the device may still reach their pages");
+    layer.tick(0);
+    assert_eq!(layer.ranges(), 0);
 }
 
 /// A list fails after another CPU has filled the queue of released mappings. The mapping that the

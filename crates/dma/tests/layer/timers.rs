@@ -132,7 +132,7 @@ fn ranges_of_a_failed_flush_keep_their_age() {
     }));
     assert_eq!(
         dma.tick(&mut timer, &mut platform),
-        Err(InvalidationError::QueueFull)
+        Err(InvalidationError::QueueFull.into())
     );
     dma.tick(&mut timer, &mut platform).unwrap();
     assert_eq!(platform.port.accepted, 1, "the older range is due");

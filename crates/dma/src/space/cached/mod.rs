@@ -52,8 +52,8 @@ pub struct CacheState<C> {
     /// True if the cache had no room for a mapping. The next check of the clock then evicts
     /// released mappings.
     full: bool,
-    /// Mappings that the cache removed when a failed list released them. The next check of the
-    /// clock unmaps them.
+    /// Mappings that the cache removed when a failed list released them, and expired mappings that
+    /// the table refused to clear. The next check of the clock unmaps them.
     dropped: Vec<PfnRange>,
     /// End of the current cycle; `None` before the first mapping.
     ends: Option<Nanos>,
@@ -492,7 +492,7 @@ where
         cpu: &mut Self::PerCpu,
         platform: &mut P,
         which: Expire,
-        cleared: impl FnMut(ClearedRange),
+        mut cleared: impl FnMut(ClearedRange),
     ) -> Result<(), UnmapRefusal> {
         let now = platform.now();
         let ranges = self.cache_lock.with(|reverse| match which {
@@ -500,9 +500,28 @@ where
             Expire::Due => reverse.expire_due(now, self.cycle_ns),
             Expire::All => reverse.expire_all(),
         });
-        if ranges.is_empty() {
-            return Ok(());
+        let mut result = Ok(());
+        let mut refused_ranges = Vec::new();
+        let mut rest = ranges.as_slice();
+        while !rest.is_empty() {
+            let mut count = 0_usize;
+            let unmapped = self.paged.unmap_many(cpu, platform, rest, |range| {
+                count = count.saturating_add(1);
+                cleared(range);
+            });
+            let Err(refusal) = unmapped else { break };
+            // One range that the table refuses must not keep the later ones mapped.
+            result = result.and(Err(refusal));
+            let Some((refused, later)) = rest.get(count..).and_then(<[_]>::split_first) else {
+                break;
+            };
+            refused_ranges.push(*refused);
+            rest = later;
         }
-        self.paged.unmap_many(cpu, platform, &ranges, cleared)
+        if !refused_ranges.is_empty() {
+            self.cache_lock
+                .with(|reverse| reverse.dropped.append(&mut refused_ranges));
+        }
+        result
     }
 }

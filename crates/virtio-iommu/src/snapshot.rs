@@ -12,7 +12,8 @@
 //! | 4, then 14 each | waiting events, oldest first: endpoint, reason, access, address |
 //!
 //! States: 0 no access, 1 bypass, 2 attached. Kinds: 0 bypass, 1 mapped, 2 blocked, 3 mapped in
-//! lazy mode. Accesses: 0 read, 1 write.
+//! lazy mode. Reasons: 0 unknown endpoint, 1 unattached, 2 not mapped, 3 permission, 4 reserved
+//! region, 5 blocked. Accesses: 0 read, 1 write.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -27,7 +28,8 @@ use crate::{
 const MAGIC: [u8; 8] = *b"RFVIOMMU";
 const VERSION: u32 = 1;
 
-/// Reason why a snapshot was rejected. The device is unchanged.
+/// Reason why a snapshot was rejected. The device is unchanged, except after [`Sink`](Self::Sink):
+/// [`restore`](crate::Device::restore) describes its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SnapshotError {
@@ -41,15 +43,22 @@ pub enum SnapshotError {
     Truncated,
     /// Bytes follow the end of the snapshot.
     TrailingBytes(usize),
-    /// An invalid value.
-    BadValue(u8),
+    /// An invalid value of a field.
+    BadValue {
+        /// Name of the field in the message.
+        field: &'static str,
+        /// The value in the snapshot.
+        value: u32,
+    },
     /// Accepted features that this device does not offer.
     Features(u64),
     /// An endpoint or domain bypasses the IOMMU, but this device does not allow it.
     Bypass,
     /// The endpoints differ from the device's. The first that differs.
     Endpoint(EndpointId),
-    /// A domain is out of order, duplicate, or without an endpoint.
+    /// A domain is in lazy mode, but this device does not offer that mode.
+    Lazy(DomainId),
+    /// A domain is out of order, duplicate, missing, or without an endpoint.
     Domain(DomainId),
     /// A domain has mappings although its kind allows none, or they are out of order.
     Mappings(DomainId),
@@ -59,7 +68,7 @@ pub enum SnapshotError {
     Events(usize),
     /// Out of host memory.
     OutOfMemory,
-    /// The sink refused an operation.
+    /// The sink refused an operation. If only its `commit` failed, the snapshot is restored.
     Sink(SinkError),
 }
 
@@ -69,19 +78,29 @@ impl fmt::Display for SnapshotError {
             Self::NotReset => f.write_str("the device was not reset"),
             Self::NoSnapshot => f.write_str("not a snapshot"),
             Self::Version(version) => write!(f, "unknown version {version}"),
-            Self::Truncated => f.write_str("truncated"),
-            Self::TrailingBytes(bytes) => write!(f, "{bytes} bytes too many"),
-            Self::BadValue(value) => write!(f, "invalid value {value}"),
+            Self::Truncated => f.write_str("the snapshot is truncated"),
+            Self::TrailingBytes(bytes) => write!(f, "{bytes} bytes follow the snapshot"),
+            Self::BadValue { field, value } => write!(f, "invalid {field}: {value}"),
             Self::Features(features) => write!(f, "features {features:#x} are not offered"),
             Self::Bypass => f.write_str(
                 "the snapshot bypasses the IOMMU, but the device does not \
             offer bypass",
             ),
             Self::Endpoint(endpoint) => write!(f, "endpoints differ at {endpoint}"),
-            Self::Domain(domain) => write!(f, "domain {domain} is out of order"),
-            Self::Mappings(domain) => write!(f, "mappings of domain {domain} are out of order"),
+            Self::Lazy(domain) => write!(
+                f,
+                "domain {domain} is in lazy mode, which the device does not offer"
+            ),
+            Self::Domain(domain) => write!(
+                f,
+                "domain {domain} is out of order, duplicate, missing, or without an endpoint"
+            ),
+            Self::Mappings(domain) => write!(
+                f,
+                "mappings of domain {domain} are out of order, or its kind allows none"
+            ),
             Self::Refused(error) => error.fmt(f),
-            Self::Events(events) => write!(f, "{events} events"),
+            Self::Events(events) => write!(f, "more events ({events}) than the limit"),
             Self::OutOfMemory => f.write_str("out of memory"),
             Self::Sink(error) => write!(f, "the sink: {error}"),
         }
@@ -94,6 +113,11 @@ impl From<RequestError> for SnapshotError {
     fn from(error: RequestError) -> Self {
         Self::Refused(error)
     }
+}
+
+pub(crate) fn bad_value(field: &'static str, value: u8) -> SnapshotError {
+    let value = value.into();
+    SnapshotError::BadValue { field, value }
 }
 
 /// Encoder of a snapshot.
@@ -192,11 +216,12 @@ impl<'a> Reader<'a> {
         self.u32().map(|count| count as usize)
     }
 
-    pub(crate) fn flag(&mut self) -> Result<bool, SnapshotError> {
+    /// Reads a byte that is 0 or 1, the value of `field`.
+    pub(crate) fn flag(&mut self, field: &'static str) -> Result<bool, SnapshotError> {
         match self.u8()? {
             0 => Ok(false),
             1 => Ok(true),
-            value => Err(SnapshotError::BadValue(value)),
+            value => Err(bad_value(field, value)),
         }
     }
 
@@ -219,9 +244,9 @@ impl<'a> Reader<'a> {
                 3 => TranslationFaultReason::Permission,
                 4 => TranslationFaultReason::Reserved,
                 5 => TranslationFaultReason::Blocked,
-                value => return Err(SnapshotError::BadValue(value)),
+                value => return Err(bad_value("reason of an event", value)),
             },
-            access: if self.flag()? {
+            access: if self.flag("access of an event")? {
                 Access::Write
             } else {
                 Access::Read

@@ -8,7 +8,7 @@ use super::map::map_flags;
 use crate::domain::{Domain, DomainKind};
 use crate::endpoint::{AttachState, Endpoint};
 use crate::lazy::VIRTIO_IOMMU_F_LAZY_IOTLB_FLUSH;
-use crate::snapshot::{Reader, SnapshotError, Writer};
+use crate::snapshot::{Reader, SnapshotError, Writer, bad_value};
 use crate::spec::VIRTIO_IOMMU_F_BYPASS_CONFIG;
 use crate::store::{Entry, InsertError, MappingStore};
 use crate::{DomainId, EndpointId, LimitReached, RequestError, Sink, SinkError, TranslationFault};
@@ -166,7 +166,7 @@ impl<S: Sink> Device<S> {
         if accepted & !self.features() != 0 {
             return Err(SnapshotError::Features(accepted & !self.features()));
         }
-        let bypass = input.flag()?;
+        let bypass = input.flag("bypass")?;
         if bypass && self.features() >> VIRTIO_IOMMU_F_BYPASS_CONFIG & 1 == 0 {
             return Err(SnapshotError::Bypass);
         }
@@ -235,7 +235,11 @@ impl<S: Sink> Device<S> {
                 (1, 0) if bypass => AttachState::Unattached { bypasses: true },
                 (1, 0) => return Err(SnapshotError::Bypass),
                 (2, domain) => AttachState::Attached(DomainId::new(domain)),
-                _ => return Err(SnapshotError::BadValue(state)),
+                (0 | 1, value) => {
+                    let field = "domain of an endpoint that is not attached";
+                    return Err(SnapshotError::BadValue { field, value });
+                }
+                _ => return Err(bad_value("state of an endpoint", state)),
             });
         }
         if states.len() < count {
@@ -287,11 +291,11 @@ impl<S: Sink> Device<S> {
             }
             0 => DomainKind::Bypass,
             3 if self.features() >> VIRTIO_IOMMU_F_LAZY_IOTLB_FLUSH & 1 == 0 => {
-                return Err(SnapshotError::BadValue(3));
+                return Err(SnapshotError::Lazy(id));
             }
             1 | 3 => DomainKind::Mapped(MappingStore::default()),
             2 => DomainKind::Blocked,
-            value => return Err(SnapshotError::BadValue(value)),
+            value => return Err(bad_value("kind of a domain", value)),
         };
         let mut domain = Domain {
             id,

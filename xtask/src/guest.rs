@@ -43,8 +43,8 @@ impl Effort {
     /// The effort of `cargo xtask test`.
     pub(crate) const BRIEF: Self = Self {
         alternate: true,
-        kills: 4,
-        handovers: 5,
+        kills: 3,
+        handovers: 3,
     };
     /// The effort of `cargo xtask guest --live`.
     const FULL: Self = Self {

@@ -20,10 +20,10 @@ const FETCHED: &str = "fetch: kernels, QEMU; build: modules";
 const LIBFUZZER: &str = "build: fuzz targets for libFuzzer";
 
 /// Run time of each fuzz target in `test`.
-const FUZZ_SECONDS: u64 = 8;
+const FUZZ_SECONDS: u64 = 5;
 
 /// Seconds of each of the soak's three cases in `test`; the script by itself takes 60.
-const SOAK_SECONDS: u32 = 20;
+const SOAK_SECONDS: u32 = 10;
 
 /// Run time of the random run on stable if libFuzzer runs too.
 const BRIEF_SECONDS: u64 = 2;

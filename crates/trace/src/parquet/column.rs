@@ -1,12 +1,15 @@
 //! Reads one column of a row group and bounds the resources that it may claim.
 
+use std::fs::File;
+use std::sync::Arc;
+
 use parquet::basic::{Compression, Encoding, Type as Physical};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::DataType;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
-use parquet::file::reader::RowGroupReader;
+use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::read::damaged;
 use super::schema;
@@ -75,14 +78,17 @@ pub(super) fn check_group(
     Ok((count, (rows as u64).saturating_add(segments as u64)))
 }
 
-/// Returns the reader of column `index`. [`check_group`] must have accepted the group.
+/// Returns the reader of column `index` of a file. [`check_group`] must have accepted the group.
 pub(super) fn column<T: DataType>(
-    group: &dyn RowGroupReader,
+    file: &Arc<File>,
+    group: &RowGroupMetaData,
     index: usize,
 ) -> Result<Column<T>, ParquetProblem> {
-    let chunk = group.metadata().column(index);
+    let chunk = group.column(index);
+    let rows = usize::try_from(group.num_rows()).unwrap_or(0);
+    let pages = SerializedPageReader::new(Arc::clone(file), chunk, rows, None);
     let pages = Bounded {
-        pages: group.get_column_page_reader(index).map_err(damaged)?,
+        pages: Box::new(pages.map_err(damaged)?),
         left: u64::try_from(chunk.num_values()).unwrap_or(0),
         value_bytes: match chunk.column_type() {
             Physical::INT64 => 8,
@@ -259,8 +265,6 @@ impl<T: DataType> Column<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use parquet::basic::Encoding;
     use parquet::file::metadata::ColumnChunkMetaData;
     use parquet::schema::types::SchemaDescriptor;

@@ -5,6 +5,9 @@
 //! key-value metadata ([`meta`]). [`schema`] lists the columns. Pages are encoded (deltas,
 //! dictionaries) but not compressed, so a page of an untrusted file never takes more memory than
 //! the file has bytes.
+//!
+//! The reader walks the footer by tables of its fields ([`thrift`]). The decoder of the crate
+//! `parquet` gets only checked bytes.
 
 mod check;
 mod column;
@@ -12,6 +15,7 @@ mod footer;
 mod meta;
 mod read;
 mod schema;
+mod thrift;
 mod write;
 
 pub use write::{ConvertError, Written, write_parquet};

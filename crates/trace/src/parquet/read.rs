@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
 
 use parquet::data_type::{ByteArray, ByteArrayType, Int32Type, Int64Type};
 use parquet::errors::ParquetError;
-use parquet::file::reader::{FileReader, RowGroupReader};
-use parquet::file::serialized_reader::SerializedFileReader;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use ringfence_types::{Direction, Nanos};
 
 use super::check::Checker;
@@ -26,10 +26,14 @@ use crate::summary::Summary;
 /// writes.
 const MAX_FOOTER: u32 = 16 << 20;
 
+/// The last bytes of a file that is not encrypted.
+const MAGIC: &[u8; 4] = b"PAR1";
+
 /// The rows of a file. Memory: one chunk and one page of each column.
 pub(crate) struct Rows {
     name: String,
-    reader: SerializedFileReader<File>,
+    file: Arc<File>,
+    metadata: ParquetMetaData,
     file_bytes: u64,
     next_group: usize,
     group: Option<Group>,
@@ -115,10 +119,14 @@ impl Rows {
             file.seek(SeekFrom::End(-8)).map_err(io)?;
             file.read_exact(&mut tail).map_err(io)?;
         }
-        let [a, b, c, d, ..] = tail;
+        let [a, b, c, d, magic @ ..] = tail;
         let footer = u32::from_le_bytes([a, b, c, d]);
         if footer > MAX_FOOTER || u64::from(footer) + 12 > file_bytes {
             let message = format!("a footer of {footer} bytes");
+            return Err(problem(ParquetProblem::Damaged { message }));
+        }
+        if magic != *MAGIC {
+            let message = "the file does not end with PAR1".to_owned();
             return Err(problem(ParquetProblem::Damaged { message }));
         }
         let start = file_bytes - 8 - u64::from(footer);
@@ -127,20 +135,21 @@ impl Rows {
         let mut tail = (&mut file).take(u64::from(footer));
         tail.read_to_end(&mut bytes).map_err(io)?;
         footer::check(&bytes).map_err(problem)?;
-        drop(bytes);
-        guarded(|| Self::parse(name, file, file_bytes, limits)).map_err(problem)
+        // Decode the checked bytes: the file may change meanwhile.
+        let metadata = guarded(|| ParquetMetaDataReader::decode_metadata(&bytes).map_err(damaged));
+        Self::new(name, file, file_bytes, metadata.map_err(problem)?, limits).map_err(problem)
     }
 
-    fn parse(
+    fn new(
         name: String,
         file: File,
         file_bytes: u64,
+        metadata: ParquetMetaData,
         limits: TraceLimits,
     ) -> Result<Self, ParquetProblem> {
-        let reader = SerializedFileReader::new(file).map_err(damaged)?;
-        let metadata = reader.metadata().file_metadata();
+        let file_metadata = metadata.file_metadata();
         let value = |key: &'static str| {
-            let pairs = metadata.key_value_metadata().into_iter().flatten();
+            let pairs = file_metadata.key_value_metadata().into_iter().flatten();
             let mut values = pairs.filter(|pair| pair.key == key);
             values.find_map(|pair| pair.value.as_deref())
         };
@@ -155,7 +164,7 @@ impl Rows {
         let summary = value(key).and_then(|json| serde_json::from_str(json).ok());
         let summary = summary.ok_or(ParquetProblem::Metadata { key })?;
 
-        let leaves = metadata.schema_descr().columns();
+        let leaves = file_metadata.schema_descr().columns();
         for index in 0..leaves.len().max(schema::COLUMNS) {
             let expected = schema::LEAVES.get(index);
             let path = expected.map_or("", |expected| expected.path);
@@ -172,7 +181,8 @@ impl Rows {
         }
         Ok(Self {
             name,
-            reader,
+            file: Arc::new(file),
+            metadata,
             file_bytes,
             next_group: 0,
             group: None,
@@ -264,12 +274,11 @@ impl Rows {
     /// Opens the next row group; `None` after the last.
     fn open_group(&mut self) -> Result<Option<Group>, ParquetProblem> {
         let number = self.next_group;
-        if number >= self.reader.num_row_groups() {
+        let Some(group) = self.metadata.row_groups().get(number) else {
             return Ok(None);
-        }
+        };
         self.next_group += 1;
-        let group = self.reader.get_row_group(number).map_err(damaged)?;
-        let (rows_left, values) = check_group(group.metadata(), number, self.file_bytes)?;
+        let (rows_left, values) = check_group(group, number, self.file_bytes)?;
         self.values = self.values.saturating_add(values);
         if self.values > self.most_values {
             return Err(ParquetProblem::Limit {
@@ -279,21 +288,21 @@ impl Rows {
                 },
             });
         }
-        let group: &dyn RowGroupReader = &*group;
+        let file = &self.file;
         Ok(Some(Group {
             rows_left,
-            time_ns: column(group, 0)?,
-            event: column(group, 1)?,
-            device: column(group, 2)?,
-            cpu: column(group, 3)?,
-            lines: column(group, 4)?,
-            mapping: column(group, 5)?,
-            direction: column(group, 6)?,
-            class: column(group, 7)?,
-            flags: column(group, 8)?,
-            phys_addr: column(group, 9)?,
-            bytes: column(group, 10)?,
-            text: column(group, 11)?,
+            time_ns: column(file, group, 0)?,
+            event: column(file, group, 1)?,
+            device: column(file, group, 2)?,
+            cpu: column(file, group, 3)?,
+            lines: column(file, group, 4)?,
+            mapping: column(file, group, 5)?,
+            direction: column(file, group, 6)?,
+            class: column(file, group, 7)?,
+            flags: column(file, group, 8)?,
+            phys_addr: column(file, group, 9)?,
+            bytes: column(file, group, 10)?,
+            text: column(file, group, 11)?,
         }))
     }
 }

@@ -1,7 +1,12 @@
-//! Parquet files that mislead the decoder about the schema.
+//! Parquet files that mislead the decoder: about the schema or about pages.
 #![cfg(feature = "parquet")]
 
-use ringfence_trace::{Chunk, Operations, ParquetProblem, TraceError, TraceOptions};
+use parquet::file::metadata::{
+    ColumnChunkMetaData, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData,
+};
+use ringfence_trace::{
+    Chunk, Operations, ParquetProblem, SAMPLE, TraceError, TraceOptions, TraceSource, write_parquet,
+};
 
 /// Reads a file to its end. Returns the number of operations, or the message of a damaged file.
 fn read(bytes: &[u8]) -> Result<usize, String> {
@@ -83,5 +88,90 @@ fn a_schema_cannot_hide_from_the_check() {
     for (name, footer) in cases {
         let message = read(&file(&footer)).unwrap_err();
         assert!(message.contains("unknown fields"), "{name}: {message}");
+    }
+}
+
+/// Writes the sample, and then its footer as `edit` changes its row group. `edit` may append to the
+/// bytes before the footer.
+fn edited(edit: impl FnOnce(&mut Vec<u8>, RowGroupMetaData) -> Vec<RowGroupMetaData>) -> Vec<u8> {
+    let source = TraceSource::from_reader("sample", SAMPLE).unwrap();
+    let mut operations = Operations::new("sample", source, TraceOptions::default());
+    let mut bytes = Vec::new();
+    write_parquet(&mut operations, &mut bytes).unwrap();
+    let (rest, tail) = bytes.split_at(bytes.len() - 8);
+    let length = u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]) as usize;
+    let (body, footer) = rest.split_at(rest.len() - length);
+    let metadata = ParquetMetaDataReader::decode_metadata(footer).unwrap();
+    let mut bytes = body.to_vec();
+    let mut metadata = metadata.into_builder();
+    let [group] = metadata.take_row_groups().try_into().unwrap();
+    let metadata = metadata.set_row_groups(edit(&mut bytes, group)).build();
+    ParquetMetaDataWriter::new(&mut bytes, &metadata)
+        .finish()
+        .unwrap();
+    bytes
+}
+
+/// Replaces the columns of a group.
+fn with_columns(
+    group: RowGroupMetaData,
+    edit: impl FnMut((usize, ColumnChunkMetaData)) -> ColumnChunkMetaData,
+) -> RowGroupMetaData {
+    let columns = group.columns().to_vec().into_iter().enumerate();
+    let columns = columns.map(edit).collect();
+    let group = group.into_builder().set_column_metadata(columns);
+    group.build().unwrap()
+}
+
+/// Writes the sample with other pages of its last column, which has one data page. `pages` gets
+/// that page.
+fn with_last_column(pages: impl FnOnce(&[u8]) -> Vec<u8>) -> Vec<u8> {
+    edited(|bytes, group| {
+        let last = group.num_columns() - 1;
+        let (start, length) = group.column(last).byte_range();
+        let page = &bytes[start as usize..][..length as usize];
+        let (offset, pages) = (bytes.len() as i64, pages(page));
+        bytes.extend(&pages);
+        vec![with_columns(group, |(index, chunk)| {
+            if index != last {
+                return chunk;
+            }
+            let chunk = chunk.into_builder().set_dictionary_page_offset(None);
+            let chunk = chunk.set_data_page_offset(offset);
+            let chunk = chunk.set_total_compressed_size(pages.len() as i64);
+            chunk.build().unwrap()
+        })]
+    })
+}
+
+#[test]
+fn an_edited_file_is_read() {
+    let sample = read(&edited(|_, group| vec![group])).unwrap();
+    assert!(sample > 8000, "{sample}");
+    assert_eq!(read(&with_last_column(<[u8]>::to_vec)), Ok(sample));
+}
+
+/// The decoder would skip each of these headers at no cost of bytes.
+#[test]
+fn page_headers_cost_their_bytes() {
+    let cases: [(&str, &[u8]); 3] = [
+        // It begins with the sizes of a page; the decoder looks for the elements behind the end of
+        // the file.
+        (
+            "2^31 doubles",
+            &[0x15, 0, 0x15, 0, 0x15, 0, 0x69, 0xf7, 255, 255, 255, 255, 7],
+        ),
+        (
+            "2^31 booleans",
+            &[
+                0x15, 0, 0x15, 0, 0x15, 0, 0x69, 0xf1, 255, 255, 255, 255, 7, 0,
+            ],
+        ),
+        ("an index page", &[0x15, 2, 0x15, 0, 0x15, 0, 0]),
+    ];
+    for (name, header) in cases {
+        let hostile = with_last_column(|page| [header, page].concat());
+        let message = read(&hostile).unwrap_err();
+        assert!(message.contains("page header"), "{name}: {message}");
     }
 }

@@ -3,14 +3,12 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use parquet::basic::{Compression, Encoding, Type as Physical};
-use parquet::column::page::{Page, PageMetadata, PageReader};
+use parquet::basic::Compression;
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::DataType;
-use parquet::errors::ParquetError;
 use parquet::file::metadata::RowGroupMetaData;
-use parquet::file::serialized_reader::SerializedPageReader;
 
+use super::pages::Pages;
 use super::read::damaged;
 use super::schema;
 use crate::problem::ParquetProblem;
@@ -83,109 +81,16 @@ pub(super) fn column<T: DataType>(
     file: &Arc<File>,
     group: &RowGroupMetaData,
     index: usize,
-) -> Result<Column<T>, ParquetProblem> {
+) -> Column<T> {
     let chunk = group.column(index);
-    let rows = usize::try_from(group.num_rows()).unwrap_or(0);
-    let pages = SerializedPageReader::new(Arc::clone(file), chunk, rows, None);
-    let pages = Bounded {
-        pages: Box::new(pages.map_err(damaged)?),
-        left: u64::try_from(chunk.num_values()).unwrap_or(0),
-        value_bytes: match chunk.column_type() {
-            Physical::INT64 => 8,
-            // Size of a number, or of the length of a text.
-            _ => 4,
-        },
-    };
-    Ok(Column {
+    let pages = Pages::new(Arc::clone(file), chunk);
+    Column {
         reader: ColumnReaderImpl::new(chunk.column_descr_ptr(), Box::new(pages)),
         values: Vec::new(),
         definition: Vec::new(),
         repetition: Vec::new(),
         value: 0,
         level: 0,
-    })
-}
-
-/// Pages with no more values than the footer states, in encodings without counts of their own. A
-/// page header may claim 2^31 values in a few bytes.
-struct Bounded {
-    pages: Box<dyn PageReader>,
-    left: u64,
-    /// Minimum number of bytes of a dictionary value.
-    value_bytes: u64,
-}
-
-impl Bounded {
-    /// Checks a page before its decoder allocates the claimed size. `DELTA_LENGTH_BYTE_ARRAY` and
-    /// `DELTA_BYTE_ARRAY` contain a count of lengths that the decoder allocates for. The decoder of
-    /// `DELTA_BINARY_PACKED` allocates nothing.
-    fn check(&mut self, page: &Page) -> Result<(), ParquetError> {
-        use Encoding::{DELTA_BINARY_PACKED, PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY};
-        let values = u64::from(page.num_values());
-        let refused = |what: &str| Err(ParquetError::General(what.to_owned()));
-        if page.is_dictionary_page() {
-            if !matches!(page.encoding(), PLAIN | PLAIN_DICTIONARY) {
-                return refused("a dictionary in an encoding that is not read");
-            }
-            let bytes = page.buffer().len() as u64;
-            if values.saturating_mul(self.value_bytes) > bytes {
-                let message = format!("a dictionary of {values} values in {bytes} bytes");
-                return Err(ParquetError::General(message));
-            }
-            return Ok(());
-        }
-        if !matches!(
-            page.encoding(),
-            PLAIN | RLE | RLE_DICTIONARY | PLAIN_DICTIONARY | DELTA_BINARY_PACKED
-        ) {
-            let message = format!("unsupported page encoding {}", page.encoding());
-            return Err(ParquetError::General(message));
-        }
-        if let Page::DataPage {
-            def_level_encoding,
-            rep_level_encoding,
-            ..
-        } = page
-            && (*def_level_encoding != RLE || *rep_level_encoding != RLE)
-        {
-            return refused("levels in an encoding that is not read");
-        }
-        let Some(left) = self.left.checked_sub(values) else {
-            let message = format!("a page of {values} values where {} are left", self.left);
-            return Err(ParquetError::General(message));
-        };
-        self.left = left;
-        Ok(())
-    }
-}
-
-impl Iterator for Bounded {
-    type Item = Result<Page, ParquetError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        self.get_next_page().transpose()
-    }
-}
-
-impl PageReader for Bounded {
-    fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
-        let page = self.pages.get_next_page()?;
-        if let Some(page) = &page {
-            self.check(page)?;
-        }
-        Ok(page)
-    }
-
-    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
-        self.pages.peek_next_page()
-    }
-
-    fn skip_next_page(&mut self) -> Result<(), ParquetError> {
-        self.pages.skip_next_page()
-    }
-
-    fn at_record_boundary(&mut self) -> Result<bool, ParquetError> {
-        self.pages.at_record_boundary()
     }
 }
 
@@ -265,7 +170,6 @@ impl<T: DataType> Column<T> {
 
 #[cfg(test)]
 mod tests {
-    use parquet::basic::Encoding;
     use parquet::file::metadata::ColumnChunkMetaData;
     use parquet::schema::types::SchemaDescriptor;
 
@@ -332,94 +236,5 @@ mod tests {
                 "{rows} {values} {bytes} {offset}"
             );
         }
-    }
-
-    #[test]
-    fn pages_with_oversized_claims_are_rejected() {
-        use Encoding::*;
-        let mut pages = Bounded {
-            pages: Box::new(Claims(Vec::new())),
-            left: 100,
-            value_bytes: 4,
-        };
-        let data = |encoding, def_level_encoding| Page::DataPage {
-            buf: vec![0; 64].into(),
-            num_values: 1,
-            encoding,
-            def_level_encoding,
-            rep_level_encoding: RLE,
-            statistics: None,
-        };
-        let dictionary = |num_values, encoding| Page::DictionaryPage {
-            buf: vec![0; 64].into(),
-            num_values,
-            encoding,
-            is_sorted: false,
-        };
-        let cases = [
-            (data(PLAIN, RLE), true),
-            (data(RLE_DICTIONARY, RLE), true),
-            (data(DELTA_BINARY_PACKED, RLE), true),
-            (data(DELTA_LENGTH_BYTE_ARRAY, RLE), false),
-            (data(DELTA_BYTE_ARRAY, RLE), false),
-            (data(BYTE_STREAM_SPLIT, RLE), false),
-            #[allow(deprecated)]
-            (data(PLAIN, BIT_PACKED), false),
-            (dictionary(16, PLAIN), true),
-            (dictionary(17, PLAIN), false),
-            (dictionary(1, DELTA_BYTE_ARRAY), false),
-        ];
-        for (page, sound) in cases {
-            assert_eq!(pages.check(&page).is_ok(), sound, "{page:?}");
-        }
-    }
-
-    struct Claims(Vec<u32>);
-
-    impl Iterator for Claims {
-        type Item = Result<Page, ParquetError>;
-
-        fn next(&mut self) -> Option<Self::Item> {
-            self.get_next_page().transpose()
-        }
-    }
-
-    impl PageReader for Claims {
-        fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
-            Ok(self.0.pop().map(|num_values| Page::DataPage {
-                buf: Vec::new().into(),
-                num_values,
-                encoding: Encoding::PLAIN,
-                def_level_encoding: Encoding::RLE,
-                rep_level_encoding: Encoding::RLE,
-                statistics: None,
-            }))
-        }
-
-        fn peek_next_page(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
-            Ok(None)
-        }
-
-        fn skip_next_page(&mut self) -> Result<(), ParquetError> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn pages_claim_no_more_values_than_the_footer() {
-        let mut pages = Bounded {
-            pages: Box::new(Claims(vec![1, 5, 5])),
-            left: 10,
-            value_bytes: 4,
-        };
-        assert!(pages.get_next_page().unwrap().is_some());
-        assert!(pages.get_next_page().unwrap().is_some());
-        assert!(pages.get_next_page().is_err());
-        let mut pages = Bounded {
-            pages: Box::new(Claims(vec![u32::MAX])),
-            left: 10,
-            value_bytes: 4,
-        };
-        assert!(pages.get_next_page().is_err());
     }
 }

@@ -137,8 +137,8 @@ static COLUMN: &Fields = &[
     (16, Struct(SIZES)),
 ];
 
-/// `Statistics`.
-static STATISTICS: &Fields = &[
+/// `Statistics`, of a column or a page.
+pub(super) static STATISTICS: &Fields = &[
     (1, Binary),
     (2, Binary),
     (3, I64),

@@ -6,13 +6,14 @@
 //! dictionaries) but not compressed, so a page of an untrusted file never takes more memory than
 //! the file has bytes.
 //!
-//! The reader walks the footer by tables of its fields ([`thrift`]). The decoder of the crate
-//! `parquet` gets only checked bytes.
+//! The reader walks the footer and the page headers itself, by tables of their fields ([`thrift`]).
+//! The decoder of the crate `parquet` gets only checked bytes.
 
 mod check;
 mod column;
 mod footer;
 mod meta;
+mod pages;
 mod read;
 mod schema;
 mod thrift;

@@ -291,18 +291,18 @@ impl Rows {
         let file = &self.file;
         Ok(Some(Group {
             rows_left,
-            time_ns: column(file, group, 0)?,
-            event: column(file, group, 1)?,
-            device: column(file, group, 2)?,
-            cpu: column(file, group, 3)?,
-            lines: column(file, group, 4)?,
-            mapping: column(file, group, 5)?,
-            direction: column(file, group, 6)?,
-            class: column(file, group, 7)?,
-            flags: column(file, group, 8)?,
-            phys_addr: column(file, group, 9)?,
-            bytes: column(file, group, 10)?,
-            text: column(file, group, 11)?,
+            time_ns: column(file, group, 0),
+            event: column(file, group, 1),
+            device: column(file, group, 2),
+            cpu: column(file, group, 3),
+            lines: column(file, group, 4),
+            mapping: column(file, group, 5),
+            direction: column(file, group, 6),
+            class: column(file, group, 7),
+            flags: column(file, group, 8),
+            phys_addr: column(file, group, 9),
+            bytes: column(file, group, 10),
+            text: column(file, group, 11),
         }))
     }
 }

@@ -62,6 +62,11 @@ impl<'a> Reader<'a> {
         Self { rest: bytes }
     }
 
+    /// Returns the number of bytes that are not read yet.
+    pub(super) const fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     fn byte(&mut self) -> Option<u8> {
         let (&byte, rest) = self.rest.split_first()?;
         self.rest = rest;

@@ -1,4 +1,4 @@
-//! Parquet files that mislead the decoder: about the schema or about pages.
+//! Parquet files that mislead the decoder: about the schema, the bytes of row groups, or pages.
 #![cfg(feature = "parquet")]
 
 use parquet::file::metadata::{
@@ -149,6 +149,26 @@ fn an_edited_file_is_read() {
     let sample = read(&edited(|_, group| vec![group])).unwrap();
     assert!(sample > 8000, "{sample}");
     assert_eq!(read(&with_last_column(<[u8]>::to_vec)), Ok(sample));
+}
+
+/// The time of a read would grow with the square of the file.
+#[test]
+fn row_groups_do_not_share_bytes() {
+    let shared = edited(|_, group| vec![group.clone(), group.clone(), group]);
+    let message = read(&shared).unwrap_err();
+    assert!(message.contains("exceed the file"), "{message}");
+    let columns = edited(|bytes, group| {
+        let size = bytes.len() as i64 - 4;
+        vec![with_columns(group, |(_, chunk)| {
+            let chunk = chunk.into_builder().set_total_compressed_size(size);
+            let chunk = chunk
+                .set_dictionary_page_offset(None)
+                .set_data_page_offset(4);
+            chunk.build().unwrap()
+        })]
+    });
+    let message = read(&columns).unwrap_err();
+    assert!(message.contains("exceed the file"), "{message}");
 }
 
 /// The decoder would skip each of these headers at no cost of bytes.

@@ -20,14 +20,24 @@ const MAX_VALUES: i64 = 4 << 20;
 /// Maximum number of bytes of a column in a group.
 const MAX_BYTES: i64 = 64 << 20;
 
-/// Checks the footer's values for a row group before any allocation for it. Returns its number of
-/// rows, and the sum of its rows and segments.
+/// Size of a row group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct GroupSize {
+    pub(super) rows: usize,
+    /// Sum of its rows and segments.
+    pub(super) values: u64,
+    /// Bytes of the file that its columns take.
+    pub(super) bytes: u64,
+}
+
+/// Checks the footer's values for a row group before any allocation for it.
 pub(super) fn check_group(
     group: &RowGroupMetaData,
     number: usize,
     file_bytes: u64,
-) -> Result<(usize, u64), ParquetProblem> {
+) -> Result<GroupSize, ParquetProblem> {
     let too_large = ParquetProblem::TooLarge { group: number };
+    let mut bytes = 0_u64;
     for (leaf, chunk) in schema::LEAVES.iter().zip(group.columns()) {
         if chunk.compression() != Compression::UNCOMPRESSED {
             return Err(ParquetProblem::Compressed {
@@ -41,11 +51,13 @@ pub(super) fn check_group(
         let start = chunk
             .dictionary_page_offset()
             .unwrap_or(chunk.data_page_offset());
+        let size = u64::try_from(chunk.compressed_size()).ok();
         let inside = u64::try_from(start)
             .ok()
-            .zip(u64::try_from(chunk.compressed_size()).ok())
-            .and_then(|(start, bytes)| start.checked_add(bytes))
+            .zip(size)
+            .and_then(|(start, size)| start.checked_add(size))
             .is_some_and(|end| end <= file_bytes);
+        bytes = bytes.saturating_add(size.unwrap_or(0));
         if !inside || chunk.num_values() < 0 || chunk.data_page_offset() < 0 {
             let message = format!("row group {number}: {} lies outside the file", leaf.path);
             return Err(ParquetProblem::Damaged { message });
@@ -56,7 +68,7 @@ pub(super) fn check_group(
         return Err(too_large);
     }
     let damaged = |message| Err(ParquetProblem::Damaged { message });
-    let Ok(count) = usize::try_from(rows) else {
+    let Ok(rows) = usize::try_from(rows) else {
         return damaged(format!("row group {number} has {rows} rows"));
     };
     let mut segments = 0;
@@ -64,7 +76,7 @@ pub(super) fn check_group(
         let values = chunk.num_values();
         match leaf.shape {
             schema::Shape::Segments => segments = values.max(segments),
-            _ if values != rows => {
+            _ if usize::try_from(values) != Ok(rows) => {
                 let path = leaf.path;
                 return damaged(format!(
                     "row group {number}: {path} has {values} of {rows} rows"
@@ -73,7 +85,11 @@ pub(super) fn check_group(
             _ => {}
         }
     }
-    Ok((count, (rows as u64).saturating_add(segments as u64)))
+    Ok(GroupSize {
+        rows,
+        values: (rows as u64).saturating_add(segments as u64),
+        bytes,
+    })
 }
 
 /// Returns the reader of column `index` of a file. [`check_group`] must have accepted the group.
@@ -209,7 +225,12 @@ mod tests {
         let check = |rows, values, bytes, offset, how| {
             check_group(&group(rows, values, bytes, offset, how), 7, 100)
         };
-        assert_eq!(check(5, 5, 96, 4, plain), Ok((5, 10)));
+        let size = GroupSize {
+            rows: 5,
+            values: 10,
+            bytes: 96,
+        };
+        assert_eq!(check(5, 5, 96, 4, plain), Ok(size));
         let too_large = Err(ParquetProblem::TooLarge { group: 7 });
         assert_eq!(check(MAX_ROWS + 1, 5, 96, 4, plain), too_large);
         assert_eq!(check(5, MAX_VALUES + 1, 96, 4, plain), too_large);

@@ -35,6 +35,8 @@ pub(crate) struct Rows {
     file: Arc<File>,
     metadata: ParquetMetaData,
     file_bytes: u64,
+    /// Bytes of the columns of the groups opened so far.
+    group_bytes: u64,
     next_group: usize,
     group: Option<Group>,
     /// Number of rows read.
@@ -184,6 +186,7 @@ impl Rows {
             file: Arc::new(file),
             metadata,
             file_bytes,
+            group_bytes: 0,
             next_group: 0,
             group: None,
             row: 0,
@@ -278,8 +281,14 @@ impl Rows {
             return Ok(None);
         };
         self.next_group += 1;
-        let (rows_left, values) = check_group(group, number, self.file_bytes)?;
-        self.values = self.values.saturating_add(values);
+        let size = check_group(group, number, self.file_bytes)?;
+        // Columns that share bytes would cost their time more than once.
+        self.group_bytes = self.group_bytes.saturating_add(size.bytes);
+        if self.group_bytes > self.file_bytes {
+            let message = format!("the columns up to row group {number} exceed the file");
+            return Err(ParquetProblem::Damaged { message });
+        }
+        self.values = self.values.saturating_add(size.values);
         if self.values > self.most_values {
             return Err(ParquetProblem::Limit {
                 row: self.row,
@@ -290,7 +299,7 @@ impl Rows {
         }
         let file = &self.file;
         Ok(Some(Group {
-            rows_left,
+            rows_left: size.rows,
             time_ns: column(file, group, 0),
             event: column(file, group, 1),
             device: column(file, group, 2),

@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn experiments_about_time_have_whole_rows() {
         for (id, rows) in [
-            ("X03", 10 * 8 + 2 + 8 * 20 + 2 * 10),
+            ("X03", 10 * 8 + 2 + 8 * 20 + 2 * 10 + 2 * 27),
             ("X04", 14),
             ("X05", 4 + 2 * 5),
             ("X18", 12 + 8 + 2),

@@ -41,6 +41,7 @@ mod setting;
 mod stream;
 mod substitution;
 mod timed;
+mod transactions;
 mod x01_breakdown;
 mod x02_model;
 mod x03_benchmarks;

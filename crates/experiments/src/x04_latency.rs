@@ -24,6 +24,31 @@ struct Added {
     printed: f64,
 }
 
+/// Microseconds that each mode adds to a round trip of request-response on `nic`.
+fn added(setting: &Setting, nic: Nic) -> Result<Vec<(&'static str, Measured)>, LabError> {
+    let costs = extra(setting, nic, Benchmark::Rr, CountedSteps::UntilReply)?.cycles;
+    // A round trip has two frames.
+    let microseconds = |(mode, cost): (_, Measured)| (mode, cost.scaled(2.0 / (CLOCK_GHZ * 1e3)));
+    Ok(costs.into_iter().map(microseconds).collect())
+}
+
+/// Round trips of request-response on `nic` in microseconds: that of `none`, which is printed, and
+/// those of the modes.
+///
+/// # Errors
+/// The workload cannot continue, or memory is exhausted.
+pub(super) fn round_trips(
+    setting: &Setting,
+    nic: Nic,
+) -> Result<Vec<(&'static str, Measured)>, LabError> {
+    let wanted = [("nic", nic.name()), ("mode", "none")];
+    let none = Sheet::named("riommu_table3")?.printed(&wanted, "value")?;
+    let of_none = ("none", Measured::cost(0.0, none.value, 0.0));
+    let others = added(setting, nic)?.into_iter();
+    let others = others.map(|(mode, added)| (mode, added.plus_modelled(none.value)));
+    Ok(std::iter::once(of_none).chain(others).collect())
+}
+
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let mut found = Findings::with_method(
         "Request-response on both adapters. The round trip without protection is the paper's. The \
@@ -44,9 +69,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         );
         found.push(row.with_published(none).fitted());
         let mut all = Vec::new();
-        for (mode, cost) in extra(setting, nic, Benchmark::Rr, CountedSteps::UntilReply)?.cycles {
-            // A round trip has two frames.
-            let here = cost.scaled(2.0 / (CLOCK_GHZ * 1e3));
+        for (mode, here) in added(setting, nic)? {
             let row = FindingRow::new(
                 format!("{}: {mode}", nic.name()),
                 "us",

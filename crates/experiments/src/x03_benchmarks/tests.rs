@@ -4,6 +4,8 @@ use super::super::allocators::{DrivenAllocator, W};
 use super::super::benchmarks::MODES;
 use super::super::capture::{Capture, Run};
 use super::super::finding::Requirement;
+use super::super::timed::with_costs;
+use super::super::transactions::TRANSACTION;
 use super::*;
 use ringfence_devices::nic::NicProfile;
 use ringfence_devices::workload::{Apache, Memcached, NetperfStream, RequestResponse, Workload};
@@ -134,7 +136,7 @@ fn all_cells_but_one_of_each_fit_are_judged_by_their_overhead() {
         "brcm memcached: throughput, riommu / strict+",
     ];
     assert_eq!(fitted, wanted);
-    // Ten cells of each metric on each row, without the CPU utilisation of request-response.
+    // Ten cells of each metric on each row. `request_response` has the CPU utilisation of two.
     assert_eq!(judged.len(), 10 * 18 - fitted.len());
     for row in judged {
         let demand = (row.requirement, row.null_model, row.holds.is_some());
@@ -259,7 +261,54 @@ fn modelled_cycles_follow_unmaps_and_bursts() {
     // The explanations are those of the rows.
     let mut wanted = vec![explanations::absorbed(&found.rows)];
     wanted.extend(explanations::of_failing(&found.rows));
+    for (nic, group) in [(Nic::Mlx, "mlx rr"), (Nic::Brcm, "brcm rr")] {
+        wanted.extend(request_response::explanation(nic, group, &found.rows));
+    }
     assert_eq!(found.explanation, wanted);
+}
+
+/// A transaction costs the maps and unmaps of both frames, and its round trip those before the
+/// reply: brcm maps each frame once, and the reply does not wait for the unmap of the sent one.
+#[test]
+fn transactions_count_both_directions_and_round_trips_one() {
+    let setting = Setting::smoke();
+    let costs = MODES.map(|mode| (mode, 400.0));
+    let found = with_costs(&costs, || EXPERIMENT.run(&setting)).unwrap();
+    let row = |what: &str| {
+        let row = found.rows.iter().find(|row| row.quantity == what);
+        row.and_then(|row| row.measured).expect(what)
+    };
+    for (group, none, percent, unmaps_before_the_reply) in
+        [("mlx rr", 13.4, 29.0, 2.0), ("brcm rr", 34.6, 12.0, 1.0)]
+    {
+        let c_none = value(&found.rows, &format!("{group}: {TRANSACTION}"));
+        let load = |mode: &str| {
+            let frame = row(&format!("{group}: {mode}, additional cycles per frame"));
+            let round_trip = row(&format!("{group}: {mode}, round trip"));
+            let percent = value(&found.rows, &format!("{group}: {mode}, CPU utilisation"));
+            let wanted = 100.0 * (c_none + 2.0 * frame.median) / (3100.0 * round_trip.median);
+            assert!(
+                (percent - wanted).abs() < 1e-9,
+                "{group} {mode}: {percent}, not {wanted}"
+            );
+            percent
+        };
+        MODES.iter().for_each(|mode| {
+            load(mode);
+        });
+        assert!((load("strict+") - percent).abs() < 1e-9);
+        // Two unmaps a transaction, and an invalidation for each.
+        let frame = row(&format!("{group}: strict+, additional cycles per frame"));
+        let per_transaction = 2.0 * frame.modelled_part.unwrap() / 2150.0;
+        assert!(
+            (1.9..2.1).contains(&per_transaction),
+            "{group}: {per_transaction}"
+        );
+        let round_trip = row(&format!("{group}: strict+, round trip"));
+        let before = (round_trip.modelled_part.unwrap() - none) * 3100.0 / 2150.0;
+        let off = (before - unmaps_before_the_reply).abs();
+        assert!(off < 0.1, "{group}: {before}");
+    }
 }
 
 #[test]

@@ -76,6 +76,6 @@ pub use experiment::Experiment;
 pub use figure::{Figure, Series};
 pub use finding::{
     Finding, FindingRow, Findings, Measured, NullModel, NullScore, OrderScore, Published,
-    Requirement, Score, TOLERANCE, Verdict,
+    Requirement, Score, TOLERANCE, Unjudged, Verdict,
 };
 pub use setting::Setting;

@@ -242,6 +242,9 @@ fn experiments_are_listed_run_and_written_down() {
     let score = &found["findings"][0]["score"];
     assert_eq!((&score["held"], &score["judged"]), (&26.into(), &26.into()));
     assert_eq!(score["orders"]["asked"], 0);
+    for cause in ["fitted", "unmeasured", "shown"] {
+        assert_eq!(score["unjudged"][cause], 0, "{score}");
+    }
     // Steps of a search have no value without protection.
     assert!(score["null_model"].is_null(), "{score}");
     let row = &found["findings"][0]["rows"][0];

@@ -10,7 +10,7 @@ use super::figure::Figure;
 
 pub use row::{FindingRow, Measured, NullModel, Published, Requirement, TOLERANCE};
 pub(super) use verdict::ordered_pairs;
-pub use verdict::{NullScore, OrderScore, Score, Verdict};
+pub use verdict::{NullScore, OrderScore, Score, Unjudged, Verdict};
 
 /// Result of one experiment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -25,7 +25,7 @@ pub struct Finding {
     pub method: String,
     /// Verdict, derived from `rows`.
     pub verdict: Verdict,
-    /// Number of rows and orders that hold, derived from `rows`.
+    /// Numbers of rows and orders that hold, and of rows that are not judged, derived from `rows`.
     pub score: Score,
     /// Causes of a differing verdict and of numbers outside the tolerance.
     pub explanation: Vec<String>,

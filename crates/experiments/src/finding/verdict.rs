@@ -71,17 +71,47 @@ impl Verdict {
     }
 }
 
-/// Number of judged rows that hold, of orders that hold, and the score of the null model.
+/// Numbers of judged rows that hold, of printed numbers that are not judged, and of orders that
+/// hold; and the score of the null model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Score {
     /// Rows that are judged.
     pub judged: usize,
     /// Judged rows that pass their requirement.
     pub held: usize,
+    /// Rows with a printed number that are not judged.
+    pub unjudged: Unjudged,
     /// Orders of pairs of rows.
     pub orders: OrderScore,
     /// Score of the model "protection costs nothing"; `None` if no judged row defines its value.
     pub null_model: Option<NullScore>,
+}
+
+/// Rows with a printed number that are not judged, by cause.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Unjudged {
+    /// Fitted to the paper's number, or computed from printed numbers.
+    pub fitted: usize,
+    /// Not measured, and not fitted.
+    pub unmeasured: usize,
+    /// Measured and shown without a requirement.
+    pub shown: usize,
+}
+
+impl Unjudged {
+    /// Rows of all causes.
+    pub fn all(&self) -> usize {
+        self.fitted + self.unmeasured + self.shown
+    }
+
+    /// Counts `row`, which has a printed number.
+    fn count(&mut self, row: &FindingRow) {
+        *match row {
+            _ if row.fitted => &mut self.fitted,
+            _ if row.measured.is_none() => &mut self.unmeasured,
+            _ => &mut self.shown,
+        } += 1;
+    }
 }
 
 /// Orders of pairs of rows. The rest of `asked` lies within the spread of a row.
@@ -107,13 +137,19 @@ pub struct NullScore {
 }
 
 impl Score {
-    /// Counts the rows, the orders and the null model's rows.
+    /// Counts the rows, the printed numbers, the orders and the null model's rows.
     pub fn of(rows: &[FindingRow]) -> Self {
         let mut out = Self {
             orders: orders(rows),
             ..Self::default()
         };
-        for (row, holds) in rows.iter().filter_map(|row| Some((row, row.holds?))) {
+        for row in rows {
+            let Some(holds) = row.holds else {
+                if row.published.is_some() {
+                    out.unjudged.count(row);
+                }
+                continue;
+            };
             out.judged += 1;
             out.held += usize::from(holds);
             let Some(null) = row.null_model else {
@@ -336,6 +372,7 @@ mod tests {
         ];
         let score = Score::of(&rows);
         assert_eq!((score.judged, score.held), (6, 4));
+        assert_eq!(score.unjudged.all(), 2);
         let null = NullScore {
             judged: 5,
             held: 2,
@@ -343,5 +380,38 @@ mod tests {
         };
         assert_eq!(score.null_model, Some(null));
         assert_eq!(Score::of(&rows[7..]).null_model, None);
+    }
+
+    /// A row without a printed number, and a judged one, count nowhere.
+    #[test]
+    fn printed_numbers_without_a_judgement_are_counted_by_cause() {
+        let unmeasured = |demand| FindingRow {
+            measured: None,
+            ..row(1.0, 1.0, demand)
+        };
+        let rows = [
+            row(1.0, 1.0, Requirement::Near),
+            row(1.0, 9.0, Requirement::Near),
+            FindingRow::counted("", "", 1.0),
+            FindingRow::counted("", "", 1.0).fitted(),
+            row(1.0, 1.0, Requirement::Near).fitted(),
+            unmeasured(Requirement::Shown).fitted(),
+            unmeasured(Requirement::Shown),
+            unmeasured(Requirement::Near).judge(),
+            unmeasured(Requirement::Exact).judge(),
+            row(1.0, 1.0, Requirement::Shown),
+            row(1.0, 2.0, Requirement::Shown),
+            // An overhead without a value of none.
+            row(1.0, 2.0, Requirement::Overhead),
+            row(1.0, 2.0, Requirement::Shown),
+        ];
+        let found = Score::of(&rows);
+        let wanted = Unjudged {
+            fitted: 2,
+            unmeasured: 3,
+            shown: 4,
+        };
+        assert_eq!(found.unjudged, wanted);
+        assert_eq!((found.judged, found.unjudged.all()), (2, 9));
     }
 }

@@ -1,7 +1,7 @@
 //! The cells of a row as text, common to the terminal and the page.
 
 use crate::number::{cycles, percent};
-use ringfence_experiments::{FindingRow, Measured, Requirement, Score};
+use ringfence_experiments::{FindingRow, Measured, Requirement, Score, Unjudged};
 
 /// Names of the columns. If `here` is a cost, the last two are its parts.
 pub(super) const COLUMNS: [&str; 8] = [
@@ -125,9 +125,10 @@ fn spread_text(median: f64, spread: f64) -> String {
     }
 }
 
-/// Returns the cells of a score: judged rows that hold, and, of the rows with a null model, those
-/// that the null model meets and those that hold here. Each is a dash without such rows.
-pub(super) fn score_cells(score: &Score) -> [String; 3] {
+/// Returns the cells of a score: judged rows that hold, printed numbers that are not judged, and,
+/// of the rows with a null model, those that the null model meets and those that hold here. Each is
+/// a dash without such rows.
+pub(super) fn score_cells(score: &Score) -> [String; 4] {
     let of = |held: usize, judged: usize| match judged {
         0 => "-".into(),
         _ => format!("{held}/{judged}"),
@@ -135,6 +136,10 @@ pub(super) fn score_cells(score: &Score) -> [String; 3] {
     let null = score.null_model.unwrap_or_default();
     [
         of(score.held, score.judged),
+        match score.unjudged.all() {
+            0 => "-".into(),
+            rows => rows.to_string(),
+        },
         of(null.held, null.judged),
         of(null.held_here, null.judged),
     ]
@@ -146,6 +151,27 @@ pub(super) fn score_text(score: &Score) -> String {
         0 => "No row is judged.".to_owned(),
         judged => format!("{} of {judged} judged rows hold.", score.held),
     };
+    let Unjudged {
+        fitted,
+        unmeasured,
+        shown,
+    } = score.unjudged;
+    let causes = [
+        (fitted, "fitted"),
+        (unmeasured, "not measured"),
+        (shown, "only shown"),
+    ];
+    let causes = causes.iter().filter(|(rows, _)| *rows > 0);
+    let causes: Vec<String> = causes
+        .map(|(rows, cause)| format!("{rows} {cause}"))
+        .collect();
+    if !causes.is_empty() {
+        text.push_str(&format!(
+            " Printed numbers that are not judged: {} ({}).",
+            score.unjudged.all(),
+            causes.join(", ")
+        ));
+    }
     let orders = score.orders;
     if orders.asked > 0 {
         let open = orders.asked - orders.held - orders.reversed;
@@ -250,10 +276,15 @@ mod tests {
     #[test]
     fn scores_read_as_counts() {
         assert_eq!(score_text(&Score::default()), "No row is judged.");
-        assert_eq!(score_cells(&Score::default()), ["-"; 3]);
+        assert_eq!(score_cells(&Score::default()), ["-"; 4]);
         let score = Score {
             judged: 92,
             held: 63,
+            unjudged: Unjudged {
+                fitted: 7,
+                unmeasured: 0,
+                shown: 14,
+            },
             orders: OrderScore {
                 asked: 9,
                 held: 5,
@@ -265,11 +296,26 @@ mod tests {
                 held_here: 11,
             }),
         };
-        assert_eq!(score_cells(&score), ["63/92", "2/20", "11/20"]);
+        assert_eq!(score_cells(&score), ["63/92", "21", "2/20", "11/20"]);
         assert_eq!(
             score_text(&score),
-            "63 of 92 judged rows hold. 5 of 9 orders hold, 1 are reversed, 3 lie within the \
-            spread. If protection cost nothing, 2 of 20 rows would hold; 11 of them hold here."
+            "63 of 92 judged rows hold. Printed numbers that are not judged: 21 (7 fitted, 14 only \
+            shown). 5 of 9 orders hold, 1 are reversed, 3 lie within the spread. If protection \
+            cost nothing, 2 of 20 rows would hold; 11 of them hold here."
+        );
+        let unmeasured = Score {
+            judged: 4,
+            held: 4,
+            unjudged: Unjudged {
+                unmeasured: 14,
+                ..Unjudged::default()
+            },
+            ..Score::default()
+        };
+        assert_eq!(score_cells(&unmeasured)[..2], ["4/4", "14"]);
+        assert_eq!(
+            score_text(&unmeasured),
+            "4 of 4 judged rows hold. Printed numbers that are not judged: 14 (14 not measured)."
         );
     }
 

@@ -143,15 +143,15 @@ fn verdicts(reproduction: &Reproduction, out: &mut String) {
     }
     out.push_str(
         "</dl>\n<table class=\"words\"><thead><tr><th>experiment</th><th>verdict</th>\
-        <th>rows that hold</th><th>null model</th><th>here</th><th>paper</th></tr></thead>\n\
-        <tbody>\n",
+        <th>rows that hold</th><th>not judged</th><th>null model</th><th>here</th>\
+        <th>paper</th></tr></thead>\n<tbody>\n",
     );
     for finding in &reproduction.findings {
-        let [held, null, here] = score_cells(&finding.score);
+        let [held, unjudged, null, here] = score_cells(&finding.score);
         let _ = writeln!(
             out,
-            "<tr><td><a href=\"#{id}\">{id} {}</a></td><td>{}</td><td>{held}</td><td>{null}</td>\
-            <td>{here}</td><td class=\"faint\">{}</td></tr>",
+            "<tr><td><a href=\"#{id}\">{id} {}</a></td><td>{}</td><td>{held}</td>\
+            <td>{unjudged}</td><td>{null}</td><td>{here}</td><td class=\"faint\">{}</td></tr>",
             escape(finding.title),
             label(finding.verdict),
             escape(finding.source),
@@ -171,11 +171,12 @@ fn reading(out: &mut String) {
          equal (exact), within 15% (±15%), with an overhead within 15% (overhead ±15%: what a \
          ratio has beyond 1, or a time beyond that without protection; <b>ratio</b> is then that \
          of the overheads), or on one side (≥, ≤). A row without a requirement has no verdict; \
-         <b>fitted</b> marks a number that was fitted or computed from printed numbers. The parts \
-         of a cost are <b>measured</b> on this CPU and <b>modelled</b> by the profile. The <b>null \
-         model</b> is protection that costs nothing: the table of verdicts has the number of rows \
-         that it would meet, of those for which it has a value, and next to it the number of these \
-         rows that hold here.</p>\n",
+         <b>fitted</b> marks a number that was fitted or computed from printed numbers. The table \
+         of verdicts counts the rows with a published number that are <b>not judged</b>: fitted, \
+         not measured, or without a requirement. The parts of a cost are <b>measured</b> on this \
+         CPU and <b>modelled</b> by the profile. The <b>null model</b> is protection that costs \
+         nothing: the table of verdicts has the number of rows that it would meet, of those for \
+         which it has a value, and next to it the number of these rows that hold here.</p>\n",
     );
 }
 
@@ -310,7 +311,7 @@ mod tests {
         assert!(text.contains("name=\"viewport\""));
         // The score is in the table of verdicts and below the heading of the finding.
         assert!(
-            text.contains("<td>26/26</td><td>-</td><td>-</td>"),
+            text.contains("<td>26/26</td><td>-</td><td>-</td><td>-</td>"),
             "{text}"
         );
         assert!(text.contains("26 of 26 judged rows hold. <span"), "{text}");

@@ -160,10 +160,11 @@ pub fn summary(reproduction: &Reproduction, style: TableStyle) -> String {
     let mut grid = Grid::new(&[
         Column::left("id"),
         Column::left("verdict"),
-        Column::right("rows", "hold"),
+        Column::right("judged", "hold"),
+        Column::right("judged", "not"),
         Column::right("null model", "holds"),
         Column::right("null model", "here"),
-        Column::right("", "seconds"),
+        Column::right("", "s"),
         Column::left("experiment, paper"),
     ]);
     for found in &reproduction.findings {
@@ -195,7 +196,7 @@ pub fn summary(reproduction: &Reproduction, style: TableStyle) -> String {
 /// Adds `title` and `source` after `cells`, in one cell or in several lines if one is too narrow.
 fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, style: TableStyle) {
     // Width of the columns for id, verdict, score and seconds.
-    const OTHER_COLUMNS_WIDTH: usize = 58;
+    const OTHER_COLUMNS_WIDTH: usize = 60;
     let other = if cells.len() > 1 {
         OTHER_COLUMNS_WIDTH
     } else {
@@ -233,7 +234,9 @@ pub fn experiments(style: TableStyle) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_experiments::{Measured, NullScore, Published, Requirement, Score, Setting};
+    use ringfence_experiments::{
+        Measured, NullScore, Published, Requirement, Score, Setting, Unjudged,
+    };
     use ringfence_lab::Profile;
 
     fn measured_on() -> MeasuredOn {
@@ -322,6 +325,10 @@ mod tests {
         found.score = Score {
             judged: 200,
             held: 197,
+            unjudged: Unjudged {
+                shown: 987,
+                ..Unjudged::default()
+            },
             null_model: Some(null_model),
             ..Score::default()
         };
@@ -331,7 +338,7 @@ mod tests {
         for line in text.lines() {
             assert!(line.width() <= 80, "{} {line}", line.width());
         }
-        for part in ["197/200", "199/200", "198/200", "9999.9"] {
+        for part in ["197/200", "987", "199/200", "198/200", "9999.9"] {
             assert!(text.contains(part), "{text}");
         }
     }

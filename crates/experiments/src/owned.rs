@@ -15,7 +15,7 @@ use std::rc::Rc;
 
 use ringfence_dma::MapReason;
 use ringfence_dma::ring::{
-    OwnedRing, RingError, RingMapping, RingSetup, RingTables, SlotChoice, lay_out,
+    OwnedRing, Ring, RingError, RingMapping, RingSetup, RingTables, SlotChoice, lay_out,
 };
 use ringfence_memory::Arena;
 use ringfence_pgtable::Coherency;
@@ -32,7 +32,7 @@ use ringfence_lab::meter::{TimedInvalidationQueue, cycles};
 use ringfence_lab::plan::{Plan, Step};
 
 /// Bytes of memory for the tables of one port.
-const ARENA: u64 = 64 << 20;
+pub(super) const ARENA: u64 = 64 << 20;
 
 /// Slots of a ring's table. At most two buffers for each of 1024 descriptors are live, and the
 /// unmaps of the longest burst also occupy slots until it ends.
@@ -190,7 +190,8 @@ struct Port<'m, P: Protection, C> {
     mapped: u64,
 }
 
-const LOST: LabError = LabError::Internal("an owned ring refused a call of its driver");
+/// Error of a call that a driver's ring must not refuse.
+pub(super) const LOST: LabError = LabError::Internal("an owned ring refused a call of its driver");
 
 impl<P: Protection> DriverRing<P> {
     #[inline(always)]
@@ -215,19 +216,23 @@ impl<P: Protection> DriverRing<P> {
     }
 }
 
-/// Lays out `rings` empty rings of `slots` slots each in `memory`.
-fn rings<'m>(
-    memory: &'m Arena,
-    rings: usize,
-    slots: u32,
-) -> Result<Vec<OwnedRing<'m, u64>>, LabError> {
+/// Lays out an empty ring in `memory` for each of `slots`, its number of slots.
+///
+/// # Errors
+/// Memory is exhausted.
+pub(super) fn empty_rings(memory: &Arena, slots: &[u32]) -> Result<Vec<Ring>, LabError> {
     let setup = RingSetup {
         choice: SlotChoice::Tail,
         coherency: Coherency::Coherent,
     };
     let base = PhysAddr::new(0x2000);
-    let tables = RingTables::new(base, &vec![slots; rings.max(1)]).map_err(LabError::Rings)?;
-    let laid = lay_out(memory, &tables, setup).map_err(LabError::Rings)?;
+    let tables = RingTables::new(base, slots).map_err(LabError::Rings)?;
+    lay_out(memory, &tables, setup).map_err(LabError::Rings)
+}
+
+/// Lays out an empty ring of the driver in `memory` for each of `slots`, its number of slots.
+fn rings<'m>(memory: &'m Arena, slots: &[u32]) -> Result<Vec<OwnedRing<'m, u64>>, LabError> {
+    let laid = empty_rings(memory, slots)?;
     let (domain, device) = (DomainId::new(1), RequesterId::new(0x0300));
     let owned = laid
         .into_iter()
@@ -361,7 +366,12 @@ fn costs_by<C: Fn() -> u64 + Copy>(
     for memory in &memories {
         let bare = (0..count.max(1)).map(|_| NoProtection);
         ports.push((
-            Port::new(memory, rings(memory, count, SLOTS)?, answer, now),
+            Port::new(
+                memory,
+                rings(memory, &vec![SLOTS; count.max(1)])?,
+                answer,
+                now,
+            ),
             Port::new(memory, bare, InvalidationModel::Counted, now),
         ));
     }
@@ -398,15 +408,16 @@ fn cost<C: Fn() -> u64>(
     ))
 }
 
-/// Returns the share of the maps of `run` that a ring of `slots` slots refuses because it is full.
-/// The rings are empty at the start. A refused map is skipped together with its unmap.
+/// Returns the share of the maps of `run` that rings refuse because they are full. `slots` has the
+/// size of each ring, in the order of first use. The rings are empty at the start. A refused map is
+/// skipped together with its unmap.
 ///
 /// # Errors
 /// Memory is exhausted, or a ring refused a call for another reason.
-pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
+pub(super) fn refused(run: &Run, slots: &[u32]) -> Result<f64, LabError> {
     let plan = run.by_ring();
     let memory = Rc::new(Arena::new(ARENA)?);
-    let rings = rings(&memory, run.rings.len(), slots)?;
+    let rings = rings(&memory, slots)?;
     let mut driver_rings: Vec<_> = rings
         .into_iter()
         .map(|ring| (ring, VecDeque::new()))

@@ -14,7 +14,7 @@ use crate::capture::Capture;
 #[test]
 fn owned_rings_are_not_written_back() {
     let memory = Arena::with_device_view(ARENA).unwrap();
-    let mut owned = rings(&memory, 1, 16).unwrap();
+    let mut owned = rings(&memory, &[16]).unwrap();
     let piece = PhysRange::new(PhysAddr::new(1 << 20), 64).unwrap();
     let mapped = owned[0].map(&memory, 0, &piece, Direction::ToDevice);
     assert!(mapped.is_ok());

@@ -10,9 +10,31 @@ fn a_ring_overflows_exactly_where_slots_run_out() {
     let busy = most(&run).into_values().map(|(_, busy)| busy).max();
     let busy = busy.unwrap();
     for slots in [busy / 4, busy / 2, busy - 1, busy, busy + 7] {
-        let found = refused(&run, slots).unwrap();
-        assert_eq!(found, without_room(&run, slots), "{slots}");
+        let sizes = vec![slots; run.rings.len()];
+        let found = refused(&run, &sizes).unwrap();
+        let counted = without_room(&run, slots, Withheld::UntilBurst);
+        assert_eq!(found, counted, "{slots}");
         assert_eq!(found > 0.0, slots < busy, "{slots}");
+    }
+}
+
+/// The ring as published refuses a map exactly where its live addresses are its slots, and
+/// overwrites no live entry of rings that are unmapped in order.
+#[test]
+fn the_published_ring_overflows_exactly_below_l() {
+    for nic in [NicProfile::MLX, NicProfile::BRCM] {
+        let mut capture = Capture::with(nic, NetperfStream::default(), 100, 3000).unwrap();
+        let run = capture.run().unwrap();
+        let live = most(&run).into_values().map(|(live, _)| live).max();
+        let live = live.unwrap();
+        for slots in [live / 4, live / 2, live - 1, live, live + 7] {
+            let sizes = vec![slots; run.rings.len()];
+            let found = as_published::overflow(&run, &sizes).unwrap();
+            let counted = without_room(&run, slots, Withheld::Never);
+            assert_eq!(found.share(), counted, "{slots}");
+            assert_eq!(found.refused() > 0, slots < live, "{slots}");
+            assert_eq!(found.overwritten, 0, "{slots}");
+        }
     }
 }
 
@@ -27,13 +49,48 @@ fn rows_of_overflow_have_the_live_addresses_and_those_that_wait() {
     let mut found = Findings::default();
     overflow(&run, &mut found).unwrap();
     let rows = found.rows.iter().map(|row| {
-        let printed = row.published.as_ref().unwrap().value;
+        let printed = row.published.as_ref().map(|printed| printed.value);
         (row.quantity.as_str(), value(row), printed, row.holds)
     });
     let (live, busy) = (f64::from(live), f64::from(busy));
+    // Each ring has its own L. One live address is the least, and has no smaller ring.
+    let at_l: Vec<u32> = run.rings.iter().map(|ring| rings[ring].0).collect();
+    let smaller = at_l.iter().filter(|live| **live > 1).count() as f64;
+    assert!(smaller > 1.0, "{at_l:?}");
+    let price = 100.0 * refused(&run, &at_l).unwrap();
+    assert!(price > 0.0);
     let wanted = [
-        ("largest ring: live addresses (L)", live, 8192.0, None),
-        ("largest ring: N that never overflows", busy, live, None),
+        ("largest ring: live addresses (L)", live, Some(8192.0), None),
+        (
+            "largest ring: N that never overflows",
+            busy,
+            Some(live),
+            None,
+        ),
+        (
+            "rings as published, N = L of each: maps refused",
+            0.0,
+            Some(0.0),
+            Some(true),
+        ),
+        (
+            "rings as published, N = L - 1 of each: rings that refuse a map",
+            smaller,
+            Some(smaller),
+            Some(true),
+        ),
+        (
+            "rings as published, N = L of each: live entries overwritten",
+            0.0,
+            None,
+            None,
+        ),
+        (
+            "fixed rings, N = L of each: maps refused",
+            price,
+            None,
+            None,
+        ),
     ];
     assert!(rows.eq(wanted), "{:?}", found.rows);
     let [figure] = found.figures.as_slice() else {
@@ -44,7 +101,7 @@ fn rows_of_overflow_have_the_live_addresses_and_those_that_wait() {
             .title
             .ends_with(&format!("L = {live}, L and B = {busy}"))
     );
-    let [driver, counted] = figure.series.as_slice() else {
+    let [driver, counted, published, live_only] = figure.series.as_slice() else {
         panic!("{figure:?}");
     };
     assert_eq!(
@@ -55,13 +112,27 @@ fn rows_of_overflow_have_the_live_addresses_and_those_that_wait() {
         (counted.name.as_str(), counted.crosses),
         ("by counting slots", true)
     );
+    assert_eq!(
+        (published.name.as_str(), published.crosses),
+        ("on the ring as published", false)
+    );
+    assert_eq!(
+        (live_only.name.as_str(), live_only.crosses),
+        ("by counting live addresses", true)
+    );
     assert_eq!(driver.points, counted.points);
-    assert_eq!(driver.points.len(), 24);
-    for (share, point) in (1_u32..).zip(&driver.points) {
-        let slots = busy as u32 * share / 20;
-        let refused = 100.0 * without_room(&run, slots);
-        assert_eq!(*point, (f64::from(slots), refused), "{share}");
-        assert_eq!(refused > 0.0, share < 20, "{share}");
+    assert_eq!(published.points, live_only.points);
+    for (line, withheld, enough) in [
+        (driver, Withheld::UntilBurst, busy),
+        (published, Withheld::Never, live),
+    ] {
+        assert_eq!(line.points.len(), 24);
+        for (share, point) in (1_u32..).zip(&line.points) {
+            let slots = busy as u32 * share / 20;
+            let refused = 100.0 * without_room(&run, slots, withheld);
+            assert_eq!(*point, (f64::from(slots), refused), "{share}");
+            assert_eq!(refused > 0.0, f64::from(slots) < enough, "{share}");
+        }
     }
 }
 
@@ -123,12 +194,12 @@ fn each_burst_of_the_sweep_has_its_rows_and_points() {
         of_point.then(|| prefix.strip_prefix("interrupt at ")?.parse::<u32>().ok())?
     });
     assert!(rows.eq(bursts), "{:?}", found.rows);
-    assert_eq!(found.rows.len(), 4 * bursts.len() + 2 + 2);
+    assert_eq!(found.rows.len(), 4 * bursts.len() + 2 + 6);
     // Overflow is that of the first run on mlx, whose rings begin empty.
     let mut capture = Capture::new(NicProfile::MLX, NetperfStream::default()).unwrap();
     let mut wanted = Findings::default();
     overflow(&capture.run().unwrap(), &mut wanted).unwrap();
-    assert_eq!(found.rows[found.rows.len() - 2..], wanted.rows);
+    assert_eq!(found.rows[found.rows.len() - 6..], wanted.rows);
     assert_eq!(found.figures[2..], wanted.figures);
     for line in found.figures[..2].iter().flat_map(|figure| &figure.series) {
         let x_values = line.points.iter().map(|point| point.0);
@@ -207,7 +278,7 @@ fn a_point_has_its_rows() {
             (
                 "map and unmap with invalidations busy-waited",
                 25.0,
-                Some(10.0 + SHARE),
+                None,
                 None,
             ),
         ]

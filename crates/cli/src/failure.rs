@@ -17,7 +17,7 @@ use ringfence_trace::{RecordError, TraceError};
 use crate::function_profiler::ProfilerError;
 use crate::interrupt::INTERRUPTED;
 use crate::output::{print_error_line, print_status};
-use crate::spool::SpoolLimit;
+use crate::spool_limit::SpoolLimit;
 
 /// Exit codes, as `--help` lists them.
 const ERROR: u8 = 1;

@@ -11,7 +11,8 @@ use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource, printable, 
 
 use crate::failure::Failure;
 use crate::same_file::{FileId, same_file};
-use crate::spool::{Spool, SpoolLimit};
+use crate::spool::Spool;
+use crate::spool_limit::SpoolLimit;
 
 /// Limit on the stored bytes of standard input in commands without `--max-spool`.
 pub(crate) const SPOOL_LIMIT: SpoolLimit = SpoolLimit {

@@ -19,6 +19,7 @@ mod profiler_switch;
 mod progress;
 mod same_file;
 mod spool;
+mod spool_limit;
 mod tracefs;
 
 use std::process::ExitCode;

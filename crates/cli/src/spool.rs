@@ -1,7 +1,6 @@
 //! Stores a stream in an unnamed temporary file, so that it can be read twice. The file disappears
 //! with the process, however it ends.
 
-use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,35 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use crate::failure::Failure;
-
-/// Limit on the stored bytes of a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SpoolLimit {
-    /// Maximum number of bytes.
-    pub bytes: u64,
-    /// The option of the command that sets the limit.
-    pub option: Option<&'static str>,
-}
-
-impl SpoolLimit {
-    /// Returns the advice to a user whose stream exceeds the limit.
-    pub(crate) fn advice(&self) -> String {
-        match self.option {
-            Some(option) => format!("name a file, or raise the limit with `{option}`"),
-            None => "name a file".into(),
-        }
-    }
-}
-
-impl fmt::Display for SpoolLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.bytes {
-            bytes if bytes > 0 && bytes.is_multiple_of(1 << 30) => write!(f, "{} GiB", bytes >> 30),
-            bytes if bytes > 0 && bytes.is_multiple_of(1 << 20) => write!(f, "{} MiB", bytes >> 20),
-            bytes => write!(f, "{bytes} bytes"),
-        }
-    }
-}
+use crate::spool_limit::SpoolLimit;
 
 /// The contents of a stream.
 #[derive(Debug, Clone)]

@@ -4,7 +4,7 @@ use clap::Args;
 use ringfence_lab::ReplayLimits;
 use ringfence_trace::TraceLimits;
 
-use crate::spool::SpoolLimit;
+use crate::spool_limit::SpoolLimit;
 
 /// Limits on a trace. The defaults are those of [`TraceLimits`].
 #[derive(Debug, Clone, Default, Args)]

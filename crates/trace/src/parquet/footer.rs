@@ -38,7 +38,7 @@ const fn list(element: &'static Kind, most: usize) -> Kind {
 
 static EMPTY: &Fields = &[];
 
-/// `FileMetaData`.
+/// Fields of the Thrift struct `FileMetaData`.
 static FILE: &Fields = &[
     (1, I32),
     (2, list(&Struct(ELEMENT), ELEMENTS)),
@@ -92,10 +92,10 @@ static LOGICAL_TYPE: &Fields = &[
 /// `TimeType` and `TimestampType`.
 static TIME: &Fields = &[(1, Bool), (2, Struct(UNIT))];
 
-/// `TimeUnit`.
+/// Fields of the Thrift struct `TimeUnit`.
 static UNIT: &Fields = &[(1, Struct(EMPTY)), (2, Struct(EMPTY)), (3, Struct(EMPTY))];
 
-/// `RowGroup`.
+/// Fields of the Thrift struct `RowGroup`.
 static GROUP: &Fields = &[
     (1, list(&Struct(CHUNK), COLUMNS)),
     (2, I64),
@@ -106,7 +106,7 @@ static GROUP: &Fields = &[
     (7, I16),
 ];
 
-/// `ColumnChunk`.
+/// Fields of the Thrift struct `ColumnChunk`.
 static CHUNK: &Fields = &[
     (1, Binary),
     (2, I64),
@@ -117,7 +117,7 @@ static CHUNK: &Fields = &[
     (7, I32),
 ];
 
-/// `ColumnMetaData`.
+/// Fields of the Thrift struct `ColumnMetaData`.
 static COLUMN: &Fields = &[
     (1, I32),
     (2, list(&I32, SMALL)),
@@ -150,13 +150,13 @@ pub(super) static STATISTICS: &Fields = &[
     (9, I64),
 ];
 
-/// `SizeStatistics`.
+/// Fields of the Thrift struct `SizeStatistics`.
 static SIZES: &Fields = &[(1, I64), (2, list(&I64, SMALL)), (3, list(&I64, SMALL))];
 
-/// `KeyValue`.
+/// Fields of the Thrift struct `KeyValue`.
 static PAIR: &Fields = &[(1, Binary), (2, Binary)];
 
-/// `ColumnOrder`.
+/// Fields of the Thrift struct `ColumnOrder`.
 static ORDER: &Fields = &[(1, Struct(EMPTY)), (2, Struct(EMPTY)), (3, Struct(EMPTY))];
 
 #[cfg(test)]

@@ -192,7 +192,7 @@ static PAGE: &Fields = &[
     (8, Struct(DATA_V2)),
 ];
 
-/// `DataPageHeader`.
+/// Fields of the Thrift struct `DataPageHeader`.
 static DATA: &Fields = &[
     (1, I32),
     (2, I32),
@@ -201,10 +201,10 @@ static DATA: &Fields = &[
     (5, Struct(STATISTICS)),
 ];
 
-/// `DictionaryPageHeader`.
+/// Fields of the Thrift struct `DictionaryPageHeader`.
 static DICTIONARY: &Fields = &[(1, I32), (2, I32), (3, Bool)];
 
-/// `DataPageHeaderV2`.
+/// Fields of the Thrift struct `DataPageHeaderV2`.
 static DATA_V2: &Fields = &[
     (1, I32),
     (2, I32),

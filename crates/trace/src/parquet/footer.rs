@@ -38,7 +38,7 @@ const fn list(element: &'static Kind, most: usize) -> Kind {
 
 static EMPTY: &Fields = &[];
 
-/// Fields of the Thrift struct `FileMetaData`.
+// `FileMetaData` of `parquet.thrift`.
 static FILE: &Fields = &[
     (1, I32),
     (2, list(&Struct(ELEMENT), ELEMENTS)),
@@ -56,7 +56,7 @@ static FILE: &Fields = &[
     (7, list(&Struct(ORDER), COLUMNS)),
 ];
 
-/// `SchemaElement`. Field 5 is the number of children.
+// `SchemaElement`. Field 5 is the number of children.
 static ELEMENT: &Fields = &[
     (1, I32),
     (2, I32),
@@ -70,8 +70,8 @@ static ELEMENT: &Fields = &[
     (10, Struct(LOGICAL_TYPE)),
 ];
 
-/// `LogicalType`: string, map, list, enum, decimal, date, time, time stamp, integer, null, JSON,
-/// BSON, UUID, 16-bit float.
+// `LogicalType`: string, map, list, enum, decimal, date, time, time stamp, integer, null, JSON,
+// BSON, UUID, 16-bit float.
 static LOGICAL_TYPE: &Fields = &[
     (1, Struct(EMPTY)),
     (2, Struct(EMPTY)),
@@ -89,13 +89,13 @@ static LOGICAL_TYPE: &Fields = &[
     (15, Struct(EMPTY)),
 ];
 
-/// `TimeType` and `TimestampType`.
+// `TimeType` and `TimestampType` of `parquet.thrift`.
 static TIME: &Fields = &[(1, Bool), (2, Struct(UNIT))];
 
-/// Fields of the Thrift struct `TimeUnit`.
+// `TimeUnit` of `parquet.thrift`.
 static UNIT: &Fields = &[(1, Struct(EMPTY)), (2, Struct(EMPTY)), (3, Struct(EMPTY))];
 
-/// Fields of the Thrift struct `RowGroup`.
+// `RowGroup` of `parquet.thrift`.
 static GROUP: &Fields = &[
     (1, list(&Struct(CHUNK), COLUMNS)),
     (2, I64),
@@ -106,7 +106,7 @@ static GROUP: &Fields = &[
     (7, I16),
 ];
 
-/// Fields of the Thrift struct `ColumnChunk`.
+// `ColumnChunk` of `parquet.thrift`.
 static CHUNK: &Fields = &[
     (1, Binary),
     (2, I64),
@@ -117,7 +117,7 @@ static CHUNK: &Fields = &[
     (7, I32),
 ];
 
-/// Fields of the Thrift struct `ColumnMetaData`.
+// `ColumnMetaData` of `parquet.thrift`.
 static COLUMN: &Fields = &[
     (1, I32),
     (2, list(&I32, SMALL)),
@@ -137,7 +137,7 @@ static COLUMN: &Fields = &[
     (16, Struct(SIZES)),
 ];
 
-/// `Statistics`, of a column or a page.
+// `Statistics` of a column or a page.
 pub(super) static STATISTICS: &Fields = &[
     (1, Binary),
     (2, Binary),
@@ -150,13 +150,13 @@ pub(super) static STATISTICS: &Fields = &[
     (9, I64),
 ];
 
-/// Fields of the Thrift struct `SizeStatistics`.
+// `SizeStatistics` of `parquet.thrift`.
 static SIZES: &Fields = &[(1, I64), (2, list(&I64, SMALL)), (3, list(&I64, SMALL))];
 
-/// Fields of the Thrift struct `KeyValue`.
+// `KeyValue` of `parquet.thrift`.
 static PAIR: &Fields = &[(1, Binary), (2, Binary)];
 
-/// Fields of the Thrift struct `ColumnOrder`.
+// `ColumnOrder` of `parquet.thrift`.
 static ORDER: &Fields = &[(1, Struct(EMPTY)), (2, Struct(EMPTY)), (3, Struct(EMPTY))];
 
 #[cfg(test)]

@@ -181,7 +181,7 @@ impl PageReader for Pages {
     }
 }
 
-/// `PageHeader` of `parquet.thrift`, without the header of an index page, which no writer uses.
+// `PageHeader` of `parquet.thrift`, without the header of an index page, which no writer uses.
 static PAGE: &Fields = &[
     (1, I32),
     (2, I32),
@@ -192,7 +192,7 @@ static PAGE: &Fields = &[
     (8, Struct(DATA_V2)),
 ];
 
-/// Fields of the Thrift struct `DataPageHeader`.
+// `DataPageHeader` of `parquet.thrift`.
 static DATA: &Fields = &[
     (1, I32),
     (2, I32),
@@ -201,10 +201,10 @@ static DATA: &Fields = &[
     (5, Struct(STATISTICS)),
 ];
 
-/// Fields of the Thrift struct `DictionaryPageHeader`.
+// `DictionaryPageHeader` of `parquet.thrift`.
 static DICTIONARY: &Fields = &[(1, I32), (2, I32), (3, Bool)];
 
-/// Fields of the Thrift struct `DataPageHeaderV2`.
+// `DataPageHeaderV2` of `parquet.thrift`.
 static DATA_V2: &Fields = &[
     (1, I32),
     (2, I32),

@@ -2,9 +2,9 @@
 //! caches translations until software invalidates them. It blocks and records accesses without a
 //! translation.
 //!
-//! [`Iommu`] walks page tables; [`VtdUnit`], [`CalgaryUnit`] and [`DartUnit`] are its variants. A
-//! unit of AMD-Vi, SMMUv3 or RISC-V is an [`Iommu`] with a [`DeviceTable`], and [`RangeCommands`]
-//! split its invalidations. [`RingUnit`] looks up rings. An [`IommuRouter`] combines one unit of
+//! [`Iommu`] walks page tables; [`VtdUnit`], [`CalgaryUnit`] and [`DartUnit`] are its variants, and a
+//! [`GartUnit`] contains one. A unit of AMD-Vi, SMMUv3 or RISC-V is an [`Iommu`] with a
+//! [`DeviceTable`], and [`RangeCommands`] split its invalidations. [`RingUnit`] looks up rings. An [`IommuRouter`] combines one unit of
 //! each kind. An [`AtsUnit`] serves devices with a device TLB. A [`NestedUnit`] translates through
 //! a guest's tables and a host's.
 //!
@@ -81,6 +81,7 @@ mod context_lookup;
 mod dart_register;
 mod device_table;
 mod fault;
+mod gart;
 mod geometry;
 mod host_bridge;
 mod interrupt;
@@ -113,6 +114,7 @@ pub use context_lookup::{ContextEntry, ContextLookup, DeviceTlbPermission, Table
 pub use dart_register::DartRegister;
 pub use device_table::DeviceTable;
 pub use fault::{FaultLog, FaultRecord};
+pub use gart::GartUnit;
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
 pub use interrupt::{

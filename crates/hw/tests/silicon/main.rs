@@ -9,6 +9,7 @@ mod delayed;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../fake/failing.rs"]
 mod failing;
+mod gart;
 mod host_bridges;
 mod hostile;
 mod invalidation;

@@ -2,11 +2,11 @@
 //! caches translations until software invalidates them. It blocks and records accesses without a
 //! translation.
 //!
-//! [`Iommu`] walks page tables; [`VtdUnit`], [`CalgaryUnit`] and [`DartUnit`] are its variants, and a
-//! [`GartUnit`] contains one. A unit of AMD-Vi, SMMUv3 or RISC-V is an [`Iommu`] with a
-//! [`DeviceTable`], and [`RangeCommands`] split its invalidations. [`RingUnit`] looks up rings. An [`IommuRouter`] combines one unit of
-//! each kind. An [`AtsUnit`] serves devices with a device TLB. A [`NestedUnit`] translates through
-//! a guest's tables and a host's.
+//! [`Iommu`] walks page tables; [`VtdUnit`], [`CalgaryUnit`] and [`DartUnit`] are its variants, and
+//! a [`GartUnit`] contains one. A unit of AMD-Vi, SMMUv3 or RISC-V is an [`Iommu`] with a
+//! [`DeviceTable`], and [`RangeCommands`] split its invalidations. [`RingUnit`] looks up rings. An
+//! [`IommuRouter`] combines one unit of each kind. An [`AtsUnit`] serves devices with a device TLB.
+//! A [`NestedUnit`] translates through a guest's tables and a host's.
 //!
 //! A unit reads [`PhysMemory`](ringfence_types::PhysMemory) in the hardware's formats and serves
 //! [`Invalidator`](ringfence_types::Invalidator) requests. It shares no data structure with the

@@ -65,18 +65,28 @@ impl TransactionModel {
         self.c_none
     }
 
-    /// CPU utilisation of `transaction` in per cent, at `ends` half spreads from the medians: 0 for
-    /// the medians, 1 for the end with the most utilisation, -1 for that with the least.
+    /// CPU utilisation in per cent of a transaction of `microseconds` to which a mode adds `added`
+    /// cycles.
+    fn utilisation(&self, added: f64, microseconds: f64) -> f64 {
+        100.0 * (self.c_none + added) / cycles(microseconds)
+    }
+
+    /// CPU utilisation of `transaction` in per cent, at `ends` half spreads from the medians: 1 for
+    /// the end with the most utilisation, -1 for that with the least.
     pub(super) fn percent_at(&self, transaction: &Transaction, ends: f64) -> f64 {
         let Transaction { added, round_trip } = transaction;
-        let busy = self.c_none + added.median + ends * added.spread / 2.0;
-        100.0 * busy / cycles(round_trip.median - ends * round_trip.spread / 2.0)
+        self.utilisation(
+            added.median + ends * added.spread / 2.0,
+            round_trip.median - ends * round_trip.spread / 2.0,
+        )
     }
 
     /// CPU utilisation of `transaction` in per cent. The spread is the distance between its ends.
     pub(super) fn percent(&self, transaction: &Transaction) -> Measured {
         let at = |ends| self.percent_at(transaction, ends);
-        Measured::counted(at(0.0)).with_spread((at(1.0) - at(-1.0)).abs())
+        let Transaction { added, round_trip } = transaction;
+        let median = self.utilisation(added.median, round_trip.median);
+        Measured::counted(median).with_spread((at(1.0) - at(-1.0)).abs())
     }
 }
 
@@ -134,6 +144,16 @@ mod tests {
             );
             assert_eq!(found.spread, 0.0);
         }
+    }
+
+    /// The spread of a measured part of 0 is undefined.
+    #[test]
+    fn an_undefined_spread_leaves_the_median() {
+        let fitted = Transaction::new(cost(1000.0, 0.0), cost(10.0, 0.0));
+        let model = TransactionModel::fitted(30.0, &fitted);
+        let found = model.percent(&Transaction::new(cost(1000.0, f64::NAN), cost(10.0, 0.0)));
+        assert!((found.median - 30.0).abs() < 1e-9, "{found:?}");
+        assert!(found.spread.is_nan());
     }
 
     /// The cycles of two frames vary by 400 around 2000, and the round trip by 2 us around 10.

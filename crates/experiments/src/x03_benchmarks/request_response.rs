@@ -93,7 +93,8 @@ pub(super) fn rows(
             let one = of_mode(&transactions, variant.name())?;
             let other = of_mode(&transactions, baseline.name())?;
             let at = |ends| model.percent_at(&one, ends) / model.percent_at(&other, -ends);
-            let ratio = Measured::counted(at(0.0)).with_spread((at(1.0) - at(-1.0)).abs());
+            let median = model.percent(&one).median / model.percent(&other).median;
+            let ratio = Measured::counted(median).with_spread((at(1.0) - at(-1.0)).abs());
             let row = named(&ratio_of(variant, baseline), "", ratio);
             out.push(row.overhead(sheet.printed(&wanted, "value")?, NullModel::RATIO));
         }

@@ -503,20 +503,26 @@ where
         let mut result = Ok(());
         let mut refused_ranges = Vec::new();
         let mut rest = ranges.as_slice();
+        // One range that the table refuses must not keep the later ones mapped. After a refusal
+        // each of them is a call of its own: a table that refuses all costs linear time.
+        let mut batch = rest.len();
         while !rest.is_empty() {
+            let part = rest.get(..batch).unwrap_or(rest);
             let mut count = 0_usize;
-            let unmapped = self.paged.unmap_many(cpu, platform, rest, |range| {
+            let unmapped = self.paged.unmap_many(cpu, platform, part, |range| {
                 count = count.saturating_add(1);
                 cleared(range);
             });
-            let Err(refusal) = unmapped else { break };
-            // One range that the table refuses must not keep the later ones mapped.
-            result = result.and(Err(refusal));
-            let Some((refused, later)) = rest.get(count..).and_then(<[_]>::split_first) else {
-                break;
+            let done = match unmapped {
+                Ok(()) => part.len(),
+                Err(refusal) => {
+                    result = result.and(Err(refusal));
+                    refused_ranges.extend(part.get(count));
+                    batch = 1;
+                    count.saturating_add(1)
+                }
             };
-            refused_ranges.push(*refused);
-            rest = later;
+            rest = rest.get(done..).unwrap_or_default();
         }
         if !refused_ranges.is_empty() {
             self.cache_lock

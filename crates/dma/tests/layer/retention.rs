@@ -299,6 +299,25 @@ fn a_mapping_that_the_table_refuses_does_not_keep_the_others() {
     }
 }
 
+/// Also if the table refuses several of them.
+#[test]
+fn each_mapping_that_the_table_refuses_is_kept() {
+    for numbers in [[0x100, 0x101], [0x100, 0x102], [0x101, 0x102]] {
+        let (mut layer, iovas) = three_released();
+        let damaged = numbers.map(|number| layer.damage(number));
+        assert!(layer.try_tick(4 * MS).is_err(), "{numbers:x?}");
+        assert_eq!((layer.ranges(), layer.invalidations()), (2, 1));
+        for (entry, before) in damaged {
+            layer.poke(entry, before);
+        }
+        let mapped = |layer: &Layer| iovas.map(|iova| layer.leaf(iova).is_some());
+        let count = mapped(&layer).into_iter().filter(|is| *is).count();
+        assert_eq!(count, 2, "the third is unmapped");
+        layer.tick(0);
+        assert_eq!((mapped(&layer), layer.ranges()), ([false; 3], 0));
+    }
+}
+
 /// An entry that the table refuses ends with its domain. It does not keep the device attached.
 #[test]
 fn a_device_is_detached_although_the_table_refuses_an_entry() {

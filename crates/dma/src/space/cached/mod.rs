@@ -501,7 +501,7 @@ where
             Expire::All => reverse.expire_all(),
         });
         let mut result = Ok(());
-        let mut refused_ranges = Vec::new();
+        let mut refused_ranges: Vec<PfnRange> = Vec::new();
         let mut rest = ranges.as_slice();
         // One range that the table refuses must not keep the later ones mapped. After a refusal
         // each of them is a call of its own: a table that refuses all costs linear time.
